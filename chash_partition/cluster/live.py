@@ -1,0 +1,126 @@
+"""The client's side of a live cluster: asks the scheduler, starts moves, and waits for them."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import dask.config
+from dask.utils import format_bytes, parse_timedelta
+from distributed import Client, default_client
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from chash_partition.cluster.plugin import NAME, ChashPlugin
+from chash_partition.layout import Layout
+from chash_partition.planner import RebalancePlan
+
+# How often the client asks how far a move is, in seconds.
+POLL = 0.05
+
+
+def active_client() -> Client | None:
+    """The active distributed client, or None."""
+    try:
+        return default_client()
+    except ValueError:
+        return None
+
+
+def _ask(client: Client, operation: str, **arguments: Any) -> Any:
+    if client.asynchronous:
+        raise RuntimeError(
+            "this client is asynchronous and waiting here would stop its event loop: "
+            "use a second, synchronous `Client(scheduler_address)` for df.chash"
+        )
+    return client.sync(getattr(client.scheduler, operation), **arguments)
+
+
+def worker_addresses(client: Client) -> dict[str, str]:
+    """Address of each worker, by name as a str."""
+    if client.asynchronous:
+        raise ValueError(
+            "the workers of an asynchronous client cannot be asked for here: use a synchronous client, "
+            "or pass nodes= and engine='tasks'"
+        )
+    workers = _ask(client, "identity", n_workers=-1)["workers"]
+    return {str(worker["name"]): address for address, worker in workers.items()}
+
+
+def _ensure_plugin(client: Client) -> None:
+    try:
+        client.register_plugin(ChashPlugin(), name=NAME)
+    except ImportError as error:
+        raise RuntimeError(
+            f"the scheduler cannot import chash_partition ({error}): install the same version there "
+            "as on the client, and restart the scheduler"
+        ) from error
+
+
+def register(client: Client, layout: Layout, frame: str) -> Layout:
+    """Tell the scheduler of a persisted frame; returns the layout as it is there."""
+    _ensure_plugin(client)
+    return Layout.from_json(_ask(client, "chash_register", layout=layout.to_json(), frame=frame))
+
+
+def current_layout(client: Client, layout: Layout) -> Layout:
+    """The newest version of a layout: the scheduler's, or the given one where it knows none."""
+    _ensure_plugin(client)
+    text = _ask(client, "chash_layout", layout_id=layout.id)
+    return layout if text is None else Layout.from_json(text).rename(layout.on)
+
+
+def holders(client: Client, frame: str, npartitions: int) -> list[tuple[Sequence[str], int]]:
+    """Names of the workers that hold each partition of a persisted frame, and its bytes."""
+    _ensure_plugin(client)
+    return list(_ask(client, "chash_holders", frame=frame, npartitions=npartitions))
+
+
+def carry_out(client: Client, plan: RebalancePlan, progress: bool) -> RebalancePlan:
+    """Move the partitions of a plan; returns the plan as carried out.
+
+    Raises
+    ------
+    ValueError
+        If the plan is for another layout or version, or gives partitions to absent workers.
+        Nothing has been moved then.
+    """
+    stall = parse_timedelta(dask.config.get("chash-partition.rebalance.stall-timeout"))
+    layout_id = plan.after.id
+    answer = _ask(client, "chash_move", before=plan.before.version, after=plan.after.to_json(), stall=stall)
+    if "error" in answer:
+        raise ValueError(answer["error"])
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, transient=True, disable=not progress) as bar:
+        task = bar.add_task("moving partitions", total=None)
+        while "layout" not in (answer := _ask(client, "chash_progress", layout_id=layout_id)):
+            if "error" in answer:
+                raise RuntimeError(answer["error"])
+            bar.update(task, completed=answer.get("done", 0), total=answer.get("total"))
+            time.sleep(POLL)
+    refused = {int(p): reason for p, reason in answer["refused"].items()}
+    done = plan.restricted_to([m.partition for m in plan.moves if m.partition not in refused])
+    if progress:
+        print(summary(answer), file=sys.stderr)
+    if refused:
+        shown = "\n".join(f"  partition {p}: {reason}" for p, reason in sorted(refused.items())[:20])
+        warnings.warn(
+            f"{len(refused)} of {len(plan.moves)} partitions were not moved:\n{shown}\n"
+            "They are where they were; plan and rebalance again when the cause is gone.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return done
+
+
+def summary(answer: dict[str, Any]) -> str:
+    """What a move did, in a line."""
+    frames = f" of {answer['frames']} frames" if answer["frames"] > 1 else ""
+    text = (
+        f"moved {answer['moved']} partitions{frames} ({format_bytes(answer['nbytes'])}) "
+        f"in {answer['seconds']:.2f} s"
+    )
+    refused = answer["refused"]
+    return f"{text}; {len(refused)} could not be moved" if refused else text

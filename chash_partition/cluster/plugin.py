@@ -1,0 +1,184 @@
+"""What the scheduler knows of layouts: the current version of each, and the frames that share it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.metrics import time
+
+from chash_partition.cluster.moves import bring_to_owners
+from chash_partition.layout import Layout
+
+NAME = "chash"
+
+
+@dataclass
+class Registered:
+    """A layout and the persisted frames placed by it, which move together."""
+
+    layout: Layout
+    # Whether each frame's tasks have reached the scheduler: it is registered before they do.
+    frames: dict[str, bool] = field(default_factory=dict)
+    moving: asyncio.Task[dict[str, Any]] | None = None
+    progress: dict[str, Any] = field(default_factory=dict)
+
+
+class ChashPlugin(SchedulerPlugin):
+    """Keeps the layouts of persisted frames, and moves partitions on request.
+
+    State, all of it on the scheduler: for each layout id its newest version and the names of the
+    frames. It is lost with the scheduler, as the frames are.
+    """
+
+    name = NAME
+    idempotent = True
+
+    async def start(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.layouts: dict[str, Registered] = {}
+        scheduler.handlers.update(
+            chash_register=self.register,
+            chash_layout=self.layout,
+            chash_workers=self.workers,
+            chash_holders=self.holders,
+            chash_move=self.move,
+            chash_progress=self.progress,
+        )
+
+    def _live(self, layout_id: str) -> Registered | None:
+        """The registered layout, if a frame of it still exists."""
+        entry = self.layouts.get(layout_id)
+        if entry is None:
+            return None
+        here = {name: (name, 0) in self.scheduler.tasks for name in entry.frames}
+        entry.frames = {name: here[name] for name, seen in entry.frames.items() if here[name] or not seen}
+        if not entry.frames and entry.moving is None:
+            del self.layouts[layout_id]
+            return None
+        return entry
+
+    def register(self, layout: str, frame: str) -> str:
+        """Add a frame to its layout; returns the layout as it now is."""
+        given = Layout.from_json(layout)
+        for layout_id in list(self.layouts):
+            if layout_id != given.id:
+                self._live(layout_id)
+        entry = self._live(given.id)
+        if entry is None or (entry.frames.keys() <= {frame} and given.version > entry.layout.version):
+            entry = self.layouts[given.id] = Registered(given)
+        entry.frames.setdefault(frame, False)
+        return entry.layout.to_json()
+
+    def layout(self, layout_id: str) -> str | None:
+        entry = self._live(layout_id)
+        return entry.layout.to_json() if entry is not None else None
+
+    def workers(self) -> dict[str, str]:
+        """Address of each worker, by name."""
+        return {str(ws.name): address for address, ws in self.scheduler.workers.items()}
+
+    def holders(self, frame: str, npartitions: int) -> list[tuple[list[str], int]]:
+        """Names of the workers that hold each partition of a frame, and its bytes."""
+        found: list[tuple[list[str], int]] = []
+        for i in range(npartitions):
+            ts = self.scheduler.tasks.get((frame, i))
+            holders = sorted(str(ws.name) for ws in ts.who_has or ()) if ts is not None else []
+            found.append((holders, ts.nbytes if holders else 0))
+        return found
+
+    async def move(self, before: int, after: str, stall: float) -> dict[str, Any]:
+        """Start bringing all frames of a layout to the owners in `after`.
+
+        `before` is the version that the plan started from. Returns at once; ask `progress`.
+        """
+        target = Layout.from_json(after)
+        entry = self._live(target.id)
+        if entry is None:
+            return {
+                "error": f"no frame of layout {target.id} is in memory on this cluster; persist one first"
+            }
+        if entry.moving is not None and not entry.moving.done():
+            return {
+                "error": f"layout {target.id} is being moved already; wait for that to end, then plan again"
+            }
+        if before != entry.layout.version:
+            return {
+                "error": f"the plan starts from version {before} of layout {target.id}, which is at "
+                f"version {entry.layout.version} now; make a new plan with `df.chash.plan()`"
+            }
+        present = self.workers()
+        # Nodes that own nothing need not be here.
+        absent = sorted({target.nodes[i] for i in set(target.assignment.tolist())} - present.keys())
+        if absent:
+            return {
+                "error": f"the plan gives partitions to {', '.join(absent)}, not a worker of this cluster "
+                f"(workers: {', '.join(sorted(present))}); start it, or plan for the workers that are here"
+            }
+        entry.moving = asyncio.create_task(self._move(entry, target, present, stall))
+        return {"started": True}
+
+    async def _move(
+        self, entry: Registered, target: Layout, present: dict[str, str], stall: float
+    ) -> dict[str, Any]:
+        started = time()
+        owners = [target.nodes[i] for i in target.assignment]
+        keys = {(frame, p): p for frame in sorted(entry.frames) for p in range(target.npartitions)}
+        here = {key: self._names(key) for key in keys}
+        targets = {key: present[owners[p]] for key, p in keys.items() if here[key] != [owners[p]]}
+        nbytes = sum(self.scheduler.tasks[key].nbytes for key in targets if key in self.scheduler.tasks)
+        self._log("move-start", entry, keys=len(targets), nbytes=nbytes)
+        refused = await bring_to_owners(self.scheduler, targets, stall, entry.progress)
+        # What is not where it should be is recorded where it is.
+        reasons: dict[int, str] = {}
+        for key, reason in refused.items():
+            p = keys[key]
+            reasons[p] = reason
+            held = self._names(key)
+            if held and owners[p] not in held:
+                owners[p] = held[0]
+        entry.layout = target if not reasons else target.with_assignment(owners)
+        moved = [self.scheduler.tasks[key] for key in targets.keys() - refused.keys()]
+        summary = {
+            "layout": entry.layout.to_json(),
+            "refused": reasons,
+            "moved": len({keys[key] for key in targets.keys() - refused.keys()}),
+            "frames": len(entry.frames),
+            "nbytes": sum(ts.nbytes for ts in moved),
+            "seconds": time() - started,
+        }
+        self._log("move-end", entry, **{k: v for k, v in summary.items() if k != "layout"})
+        return summary
+
+    def progress(self, layout_id: str) -> dict[str, Any]:
+        """How far the move of a layout is; once, at its end, its summary."""
+        entry = self.layouts.get(layout_id)
+        if entry is None or entry.moving is None:
+            return {"error": f"layout {layout_id} is not being moved"}
+        if not entry.moving.done():
+            return dict(entry.progress)
+        task, entry.moving = entry.moving, None
+        if task.cancelled():
+            return {"error": "the move was cancelled"}
+        if (error := task.exception()) is not None:
+            return {"error": f"the move failed on the scheduler: {error!r}"}
+        return task.result()
+
+    def _names(self, key: Any) -> list[str]:
+        ts = self.scheduler.tasks.get(key)
+        return sorted(str(ws.name) for ws in ts.who_has or ()) if ts is not None else []
+
+    def _log(self, action: str, entry: Registered, **facts: Any) -> None:
+        self.scheduler.log_event(
+            NAME, {"action": action, "layout": entry.layout.id, "version": entry.layout.version, **facts}
+        )
+
+    async def close(self) -> None:
+        for entry in self.layouts.values():
+            if entry.moving is not None:
+                entry.moving.cancel()
+
+    def restart(self, scheduler: Any) -> None:
+        self.layouts.clear()

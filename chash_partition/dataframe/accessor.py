@@ -1,0 +1,386 @@
+"""`df.chash`: what a placed frame can do."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+from dask.dataframe.extensions import register_dataframe_accessor
+from distributed import Client, wait
+
+from chash_partition._dask import FromGraph, Partitions, new_collection
+from chash_partition.cluster import live
+from chash_partition.dataframe.expressions import Claim, PersistedFrame, Pin, persisted
+from chash_partition.dataframe.knowledge import Known, known
+from chash_partition.dataframe.repartition import key_columns, place
+from chash_partition.hashing import hash_key, hash_keys
+from chash_partition.layout import Layout
+from chash_partition.planner import RebalancePlan, plan_rebalance
+
+
+@register_dataframe_accessor("chash")
+class ChashAccessor:
+    """What a placed frame can do, as ``df.chash``.
+
+    Raises
+    ------
+    ValueError
+        On a frame that is not placed: say ``df.pipe(chash_repartition, on=...)`` first.
+    """
+
+    def __init__(self, df: dd.DataFrame):
+        self._df = df
+        _ = self._known
+
+    @property
+    def _known(self) -> Known:
+        facts = known(self._df.expr)
+        if facts is None:
+            raise ValueError(
+                "this frame is not placed: it was not made by chash_repartition, or an operation since then "
+                "changed its partitions or its key (plain df.persist() forgets them too: use "
+                "df.chash.persist()). Make it one with df.pipe(chash_repartition, on=...)"
+            )
+        return facts
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the frame.
+
+        For a frame that was persisted on a cluster this is the scheduler's, so after
+        `rebalance` or `retire` it is the new one.
+        """
+        facts = self._known
+        layout = facts.layout.rename(facts.on)
+        client = _client_of(facts.persisted) if facts.persisted is not None else None
+        return layout if client is None else live.current_layout(client, layout)
+
+    def persist(self) -> dd.DataFrame:
+        """Start computing the partitions into memory, each on its owner.
+
+        Returns
+        -------
+        dask.dataframe.DataFrame
+            The placed frame in memory. As with ``df.persist()`` it returns at once and the work
+            goes on in the background. Without a distributed client the frame is computed in
+            this process.
+
+        Examples
+        --------
+        >>> import pandas as pd, dask.dataframe as dd
+        >>> from chash_partition import chash_repartition
+        >>> df = dd.from_pandas(pd.DataFrame({"k": [1, 2, 1]}), npartitions=1)
+        >>> placed = df.pipe(chash_repartition, on="k", npartitions=4).chash.persist()
+        >>> placed.npartitions
+        4
+        """
+        facts = self._known
+        client = live.active_client()
+        if client is None:
+            graph = self._df.persist().expr
+            return new_collection(persisted(graph, facts.on, facts.layout))
+        layout = live.current_layout(client, facts.layout)
+        addresses = live.worker_addresses(client)
+        owners = tuple(addresses.get(layout.nodes[i]) for i in layout.assignment)
+        graph = client.persist(new_collection(Pin(self._df.expr, owners))).expr
+        frame = persisted(graph, facts.on, layout)
+        live.register(client, layout, frame.frame.frame_name)
+        return new_collection(frame)
+
+    def placement(self) -> pd.Series:
+        """Which worker holds each partition now, as the scheduler reports it.
+
+        Waits until all partitions are computed.
+
+        Returns
+        -------
+        pandas.Series
+            Worker names (str), indexed by partition. Of several copies, the owner's is named.
+
+        Raises
+        ------
+        ValueError
+            If the frame is not persisted on a cluster.
+        """
+        layout, held = self._held()
+        names = []
+        for partition, (workers, _) in enumerate(held):
+            owner = layout.owner_of(partition)
+            names.append(owner if owner in workers else workers[0])
+        return pd.Series(names, index=_partitions(layout), name="node", dtype=object)
+
+    def sizes(self) -> pd.Series:
+        """Bytes of each partition in memory, as the scheduler reports them.
+
+        Waits until all partitions are computed.
+
+        Returns
+        -------
+        pandas.Series
+            int64, indexed by partition.
+
+        Raises
+        ------
+        ValueError
+            If the frame is not persisted on a cluster.
+        """
+        layout, held = self._held()
+        return pd.Series(
+            [nbytes for _, nbytes in held], index=_partitions(layout), name="nbytes", dtype="int64"
+        )
+
+    def _held(self) -> tuple[Layout, list[tuple[Any, int]]]:
+        facts = self._known
+        frame = facts.persisted
+        client = _client_of(frame) if frame is not None else None
+        if frame is None or client is None or frame is not _bare(self._df.expr):
+            raise ValueError(
+                "the partitions of this frame are not in memory on a cluster: "
+                "call `df = df.chash.persist()` with a distributed client first"
+            )
+        wait([*frame.operand("layer").values()])
+        layout = live.current_layout(client, facts.layout.rename(facts.on))
+        held = live.holders(client, frame.frame_name, layout.npartitions)
+        lost = [p for p, (workers, _) in enumerate(held) if not workers]
+        if lost:
+            raise RuntimeError(
+                f"{len(lost)} of {layout.npartitions} partitions are not in memory (the first is {lost[0]}): "
+                "computing them failed, or their worker died and they are being computed again; "
+                "wait for `distributed.wait(df)` and try again, or persist the frame anew"
+            )
+        return layout, held
+
+    def plan(self, nodes: Iterable[str] | Mapping[str, Any] | None = None, **options: Any) -> RebalancePlan:
+        """The fewest moves that balance the partitions over `nodes`.
+
+        Parameters
+        ----------
+        nodes : iterable of names, or mapping of name to weight, optional
+            Default: the workers that the cluster has now, with the weights that the layout has
+            for them; new ones weigh 1.
+        **options
+            Passed on to `plan_rebalance`.
+
+        Returns
+        -------
+        RebalancePlan
+            For a persisted frame it starts from the placement, with bytes from `sizes`.
+        """
+        facts = self._known
+        frame = facts.persisted
+        client = _client_of(frame) if frame is not None else live.active_client()
+        if nodes is None:
+            if client is None:
+                raise ValueError("there is no cluster to take the nodes from: pass nodes=")
+            nodes = sorted(live.worker_addresses(client))
+        if frame is None or client is None or frame is not _bare(self._df.expr):
+            return plan_rebalance(self.layout, nodes, **options)
+        layout = self.layout
+        plan = plan_rebalance(layout.with_assignment(self.placement().tolist()), nodes, **options)
+        return plan.with_sizes(self.sizes())
+
+    def rebalance(self, plan: RebalancePlan | None = None, progress: bool = True) -> RebalancePlan:
+        """Move the partitions of a plan between the workers of the live cluster.
+
+        All frames that share the layout move together. Each partition is copied to its new
+        owner and then dropped from the old one, while other work goes on; the call returns when
+        the scheduler reports every partition where it should be.
+
+        Parameters
+        ----------
+        plan : RebalancePlan, optional
+            From ``df.chash.plan(...)``. Default: a plan for the workers that are here now.
+        progress : bool
+            Show a progress bar, and at the end what moved and how long it took.
+
+        Returns
+        -------
+        RebalancePlan
+            The plan as carried out.
+
+        Raises
+        ------
+        ValueError
+            If the plan is for another layout or an older version of it, or for workers that are
+            not here. Nothing was moved then.
+
+        Warns
+        -----
+        RuntimeWarning
+            If some partitions could not be moved, with the reason for each.
+        """
+        facts = self._known
+        frame = facts.persisted
+        client = _client_of(frame) if frame is not None else None
+        if client is None or frame is None:
+            raise ValueError(
+                "only a frame in memory on a cluster can be rebalanced: call `df = df.chash.persist()` first"
+            )
+        if plan is None:
+            plan = self.plan()
+        layout = self.layout
+        if plan.before.id != layout.id:
+            raise ValueError(
+                f"this plan is for layout {plan.before.id} (on={list(plan.before.on)}), the frame has layout "
+                f"{layout.id} (on={list(layout.on)}): make one with `df.chash.plan()`"
+            )
+        if plan.before.version != layout.version:
+            raise ValueError(
+                f"this plan starts from version {plan.before.version} of the layout, which is at version "
+                f"{layout.version} now: make a new one with `df.chash.plan()`"
+            )
+        return live.carry_out(client, plan, progress)
+
+    def retire(self, names: str | int | Iterable[str | int], progress: bool = True) -> RebalancePlan:
+        """Move all partitions off some workers, to their new owners, then retire those workers.
+
+        On a `LocalCluster` or another that starts workers itself, follow with
+        ``cluster.scale_down(names)``, or it starts them again.
+
+        Parameters
+        ----------
+        names : str, int, or iterable of them
+            Names of the workers to retire.
+        progress : bool
+            As for `rebalance`.
+
+        Returns
+        -------
+        RebalancePlan
+            The plan as carried out.
+
+        Raises
+        ------
+        ValueError
+            If a name is not a worker, or none would be left. Nothing was moved then.
+        RuntimeError
+            If a partition could not be moved off a worker. No worker was retired then.
+        """
+        leaving = {str(n) for n in ([names] if isinstance(names, (str, int)) else names)}
+        facts = self._known
+        client = _client_of(facts.persisted) if facts.persisted is not None else None
+        if client is None:
+            raise ValueError(
+                "only workers that hold a frame in memory can be retired by it: call `df = df.chash.persist()` first"
+            )
+        addresses = live.worker_addresses(client)
+        if unknown := sorted(leaving - addresses.keys()):
+            raise ValueError(
+                f"no worker is named {', '.join(unknown)} (workers: {', '.join(sorted(addresses))})"
+            )
+        staying = sorted(addresses.keys() - leaving)
+        if not staying:
+            raise ValueError("retiring all workers would lose the frame: leave at least one")
+        done = self.rebalance(self.plan(staying), progress)
+        if left := sorted(leaving & {done.after.nodes[i] for i in set(done.after.assignment.tolist())}):
+            raise RuntimeError(
+                f"workers {', '.join(left)} still hold partitions that could not be moved (see the warning): "
+                "no worker was retired; call retire again"
+            )
+        client.retire_workers(workers=[addresses[name] for name in sorted(leaving)])
+        return done
+
+    def merge(
+        self,
+        right: dd.DataFrame | pd.DataFrame,
+        how: str = "inner",
+        on: Hashable | list[Hashable] | None = None,
+        left_on: Hashable | list[Hashable] | None = None,
+        right_on: Hashable | list[Hashable] | None = None,
+        suffixes: tuple[str, str] = ("_x", "_y"),
+        indicator: bool = False,
+    ) -> dd.DataFrame:
+        """Merge with `right`, shuffling `right` into this frame's layout if it is not placed there.
+
+        Parameters
+        ----------
+        right : dask.dataframe.DataFrame or pandas.DataFrame
+        how, on, left_on, right_on, suffixes, indicator
+            As for ``df.merge``. The merge keys must include this frame's key columns. `on`
+            defaults to the key columns.
+
+        Returns
+        -------
+        dask.dataframe.DataFrame
+            P partitions; partition i is joined from partition i of both.
+
+        Raises
+        ------
+        ValueError
+            If the merge keys do not include the key columns, or are not columns of `right`.
+        """
+        facts = self._known
+        layout = self.layout
+        if isinstance(right, pd.DataFrame):
+            right = dd.from_pandas(right, npartitions=1)
+        if on is None and left_on is None and right_on is None:
+            on = list(facts.on)
+        lefts, rights = (_labels(on),) * 2 if on is not None else (_labels(left_on), _labels(right_on))
+        if len(lefts) != len(rights):
+            raise ValueError(f"left_on={lefts} and right_on={rights} name different numbers of columns")
+        if missing := [column for column in facts.on if column not in lefts]:
+            raise ValueError(
+                f"the merge keys {lefts} do not include the key column {missing[0]!r} of this frame, so equal "
+                "keys need not meet: merge with df.merge(...), which shuffles both sides"
+            )
+        mates = tuple(rights[lefts.index(column)] for column in facts.on)
+        there = known(right.expr)
+        if there is None or there.on != mates or not there.layout.same_partitions(layout):
+            key_columns(right, list(mates))
+            hash_keys(right._meta[list(mates)])
+            client = live.active_client()
+            addresses = live.worker_addresses(client) if client is not None else {}
+            right = place(right, mates, layout.rename(mates), client is not None, addresses)
+        return self._df.merge(
+            right, how=how, left_on=lefts, right_on=rights, suffixes=suffixes, indicator=indicator
+        )
+
+    def lookup(self, key: Any) -> pd.DataFrame:
+        """The rows of one key, computing one partition.
+
+        Parameters
+        ----------
+        key : scalar, or tuple in the order of the key columns
+            A null key gives the rows with null keys.
+
+        Returns
+        -------
+        pandas.DataFrame
+            No rows if the key is nowhere.
+        """
+        facts = self._known
+        partition = facts.layout.partition_of_key(key)
+        one = new_collection(Partitions(self._df.expr, [partition]))
+        return one.map_partitions(
+            _rows_of, list(facts.on), key, facts.layout.seed, meta=self._df._meta
+        ).compute()
+
+
+def _rows_of(block: pd.DataFrame, on: list[Hashable], key: Any, seed: int) -> pd.DataFrame:
+    return block[hash_keys(block[on], seed=seed) == np.uint64(hash_key(key, seed))]
+
+
+def _labels(columns: Any) -> list[Hashable]:
+    return list(columns) if isinstance(columns, list) else [columns]
+
+
+def _partitions(layout: Layout) -> pd.RangeIndex:
+    return pd.RangeIndex(layout.npartitions, name="partition")
+
+
+def _bare(expr: Any) -> FromGraph | None:
+    """The persisted frame itself, if `expr` is nothing more than that."""
+    while isinstance(expr, Claim):
+        expr = expr.frame
+    return expr if isinstance(expr, PersistedFrame) else None
+
+
+def _client_of(frame: PersistedFrame) -> Client | None:
+    """The client that keeps a persisted frame; None if it was computed without a cluster."""
+    for value in frame.operand("layer").values():
+        client = getattr(value, "client", None)
+        return client if isinstance(client, Client) else None
+    return None

@@ -1,0 +1,420 @@
+"""The expressions of placed frames, and how they meet Dask's optimiser.
+
+Dask has one way to say that a frame is partitioned by some columns, and group-bys and merges
+alike believe it; merges then assume Dask's own hash. So a placed frame tells Dask nothing by
+itself. Instead
+
+- a `Claim` stands on top of every frame that descends from a placed one. During simplification
+  it climbs over each parent to the root, so that below it the tree is what Dask would have made;
+- on its way it meets every group-by and merge. It asks `known` what is true of the frame there,
+  tells a group-by that equal keys meet (`Told`), turns a merge into a `PlacedMerge`, and hides
+  what Dask would wrongly conclude from either.
+
+A merge decides when it is lowered, from its sides as they then are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from chash_partition._dask import (
+    Blockwise,
+    BlockwiseMerge,
+    DropDuplicatesBlockwise,
+    Elemwise,
+    Expr,
+    Filter,
+    FromGraph,
+    GroupByBase,
+    Median,
+    Merge,
+    P2PBarrierTask,
+    P2PShuffle,
+    Projection,
+    SemiMerge,
+    Shuffle,
+    Task,
+    TaskRef,
+    determine_column_projection,
+    merge_chunk,
+)
+from chash_partition.dataframe.blocks import PARTITION, packed_columns, tag, untag
+from chash_partition.dataframe.knowledge import Known, known
+from chash_partition.dataframe.shuffle import PlacedShuffleSpec
+from chash_partition.layout import Layout
+
+Label = Hashable
+
+
+def _listed(columns: Any) -> list[Label]:
+    return list(columns) if isinstance(columns, list) else [columns]
+
+
+class Claim(Expr):
+    """Marks a frame as descending from a placed one; climbs to the root and vanishes there."""
+
+    _parameters = ["frame"]
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return self.frame._meta
+
+    def _divisions(self) -> tuple[Any, ...]:
+        return self.frame.divisions
+
+    def _known(self) -> Known | None:
+        return known(self.frame)
+
+    def _simplify_down(self) -> Expr | None:
+        return self.frame if isinstance(self.frame, Claim) else None
+
+    def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
+        if not isinstance(parent, Expr) or isinstance(parent, Claim):
+            return None
+        if type(parent) in (Merge, SemiMerge):
+            return PlacedMerge(*parent.operands)
+        if isinstance(parent, GroupByBase) and not isinstance(parent, Blockwise):
+            return self._under_groupby(parent)
+        climbed = parent.substitute(self, self.frame)
+        if climbed._name == parent._name:
+            return None
+        return Claim(climbed) if climbed.ndim else climbed
+
+    def _under_groupby(self, parent: Expr) -> Expr:
+        facts = known(self.frame)
+        by = {column for column in parent.by if not isinstance(column, Expr)}
+        if facts is None or facts.layout.npartitions == 1 or not by.issuperset(facts.on):
+            return Claim(Told(parent.substitute(self, self.frame)))
+        grouped = parent.substitute(self, Told(self.frame, facts.on))
+        # Dask gives the number of partitions that a shuffle would make; there is none.
+        if "split_out" in grouped._parameters:
+            split_out = grouped.operand("split_out")
+            if type(split_out) is int and split_out > facts.layout.npartitions:
+                grouped = grouped.substitute_parameters({"split_out": True})
+        if isinstance(grouped, Median):
+            grouped = grouped.substitute_parameters({"split_every": None})
+        return Claim(Told(grouped))
+
+    def _lower(self) -> Expr:
+        # Straight to what the frame becomes: a merge must decide before its sides are lowered.
+        lowered = self.frame._lower()
+        return self.frame if lowered is None else lowered
+
+
+class Told(Elemwise):
+    """The frame itself, with all that Dask is told of its partitioning.
+
+    That is: rows equal in `columns` are in one partition. Without columns: nothing, whatever
+    the frame below claims. The claim names each column twice, {(k, k)}: a group-by, which tests
+    sets, accepts it, and a merge, which looks for its own tuple of keys and would take it for
+    Dask's hash, does not.
+    """
+
+    _parameters = ["frame", "columns", "checked"]
+    _defaults = {"columns": (), "checked": False}
+    _projection_passthrough = True
+    _filter_passthrough = True
+
+    @staticmethod
+    def operation(frame: pd.DataFrame) -> pd.DataFrame:
+        return frame
+
+    @functools.cached_property
+    def _args(self) -> list[Any]:
+        return [self.frame]
+
+    @property
+    def columns(self) -> list[Label]:
+        return self.frame.columns
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return self.frame._meta
+
+    @functools.cached_property
+    def unique_partition_mapping_columns_from_shuffle(self) -> set[tuple[Label, ...]]:
+        columns = self.operand("columns")
+        return {(*columns, *columns)} if columns else set()
+
+    def _lower(self) -> Expr | None:
+        if not self.operand("columns") or self.checked:
+            return None
+        facts = known(self.frame)
+        if facts is None or not set(facts.on) <= set(self.operand("columns")):
+            raise RuntimeError(
+                f"the optimiser changed the partitioning below a group-by on {self.operand('columns')}; "
+                "nothing was computed. Please report this with the code that led to it; "
+                "`df.repartition(npartitions=df.npartitions + 1)` before the group-by avoids it"
+            )
+        return type(self)(self.frame, self.operand("columns"), True)
+
+
+class Place(Expr):
+    """Rows into the partitions of a layout. Abstract: lowered to the engine's own steps."""
+
+    _parameters = ["frame", "on", "layout", "engine", "addresses"]
+    _filter_passthrough = True
+
+    @functools.cached_property
+    def _meta(self) -> pd.DataFrame:
+        return self.frame._meta
+
+    def _divisions(self) -> tuple[None, ...]:
+        return (None,) * (self.layout.npartitions + 1)
+
+    def __str__(self) -> str:
+        return f"Place({self.frame}, on={list(self.on)}, npartitions={self.layout.npartitions})"
+
+    def _known(self) -> Known:
+        return Known(self.on, self.layout)
+
+    def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
+        if isinstance(parent, Filter):
+            if self._filter_passthrough_available(parent, dependents) and _rowwise(parent.predicate, self):
+                return self._filter_simplification(parent)
+        elif isinstance(parent, Projection):
+            wanted = {*_listed(determine_column_projection(self, parent, dependents)), *self.on}
+            columns = [column for column in self.frame.columns if column in wanted]
+            if len(columns) < len(self.frame.columns):
+                return type(self)(self.frame[columns], *self.operands[1:])[parent.operand("columns")]
+        return None
+
+    def _lower(self) -> Expr:
+        meta, layout = self._meta, self.layout
+        packed = packed_columns(meta) if self.engine == "p2p" else ()
+        tagged = Tag(self.frame, self.on, layout.npartitions, layout.seed, packed)
+        if self.engine == "p2p":
+            moved: Expr = P2PPlace(
+                tagged, PARTITION, layout.npartitions, False, None, None, None, layout, self.addresses
+            )
+        else:
+            moved = Shuffle(tagged, PARTITION, layout.npartitions, False, self.engine)
+        return Untag(moved, meta, packed, self.on, layout)
+
+
+def _rowwise(predicate: Expr, frame: Expr) -> bool:
+    """Whether each row's verdict depends on that row of `frame` alone, wherever it lies."""
+    if not isinstance(predicate, Expr) or predicate._name == frame._name:
+        return True
+    if not any(frame._name == node._name for node in predicate.walk()):
+        return True
+    return isinstance(predicate, Elemwise) and all(_rowwise(e, frame) for e in predicate.dependencies())
+
+
+class Tag(Blockwise):
+    """Adds each row's partition, under labels that any engine can carry."""
+
+    _parameters = ["frame", "on", "npartitions_out", "seed", "packed"]
+    operation = staticmethod(tag)
+
+    def _divisions(self) -> tuple[None, ...]:
+        return (None,) * (self.frame.npartitions + 1)
+
+
+class Untag(Blockwise):
+    """Undoes `Tag`: the lowered form of a placed frame."""
+
+    _parameters = ["frame", "meta", "packed", "on", "layout"]
+    operation = staticmethod(untag)
+
+    @functools.cached_property
+    def _args(self) -> list[Any]:
+        return [self.frame, self.meta, self.packed]
+
+    @functools.cached_property
+    def _meta(self) -> pd.DataFrame:
+        return self.meta
+
+    def _known(self) -> Known:
+        return Known(self.on, self.layout)
+
+
+class P2PPlace(P2PShuffle):
+    """Dask's P2P shuffle, each output landing on its owner."""
+
+    _parameters = [*P2PShuffle._parameters, "layout", "addresses"]
+
+    def _layer(self) -> dict[Any, Any]:
+        layer = super()._layer()
+        for task in layer.values():
+            if isinstance(task, P2PBarrierTask):
+                plain = {
+                    field.name: getattr(task.spec, field.name) for field in dataclasses.fields(task.spec)
+                }
+                task.spec = PlacedShuffleSpec(**plain, layout=self.layout, addresses=dict(self.addresses))
+        return layer
+
+
+def _sides(merge: Merge) -> tuple[Known, Known] | None:
+    """What is known of both sides, if that lets partition i join partition i."""
+    left, right = known(merge.left), known(merge.right)
+    if left is None or right is None or not left.layout.same_partitions(right.layout):
+        return None
+    if left.layout.npartitions == 1 or len(left.on) != len(right.on):
+        return None
+    return (left, right) if set(zip(left.on, right.on, strict=True)) <= _pairs(merge) else None
+
+
+def _pairs(merge: Merge) -> set[tuple[Label, Label]]:
+    """The columns that are compared, left and right."""
+    if merge.left_index or merge.right_index or merge.left_on is None or merge.right_on is None:
+        return set()
+    left, right = _listed(merge.left_on), _listed(merge.right_on)
+    if any(isinstance(column, Expr) for column in (*left, *right)):
+        return set()
+    return set(zip(left, right, strict=True))
+
+
+def _known_of_merge(merge: Merge) -> Known | None:
+    sides = _sides(merge)
+    if sides is None:
+        return None
+    left, right = sides
+    if merge.how == "outer":
+        # A row of one side alone has its key in that side's column only.
+        return left if left.on == right.on else None
+    kept, other, mates = (right, left, merge.left) if merge.how == "right" else (left, right, merge.right)
+    # Where the other side has a column of that name that is not its key, a suffix was added.
+    renamed = [a for a, b in zip(kept.on, other.on, strict=True) if a != b and a in mates.columns]
+    return None if renamed else kept
+
+
+class PlacedMerge(Merge):
+    """A merge with a placed frame below it.
+
+    Where both sides are placed by one hash into one number of partitions, and the merge keys
+    contain the placing keys pairwise, partition i joins partition i. Anywhere else it is
+    Dask's merge, which is told nothing and from which nothing is concluded.
+    """
+
+    @property
+    def unique_partition_mapping_columns_from_shuffle(self) -> set[tuple[Label, ...]]:
+        return set()
+
+    _known = _known_of_merge
+
+    def _divisions(self) -> tuple[Any, ...]:
+        sides = _sides(self)
+        return super()._divisions() if sides is None else (None,) * (sides[0].layout.npartitions + 1)
+
+    def _lower(self) -> Expr:
+        if _sides(self) is None:
+            merge = SemiMerge if self.how == "leftsemi" else Merge
+            return Told(merge(Told(self.left), Told(self.right), *self.operands[2:]))
+        right = DropDuplicatesBlockwise(self.right) if self.how == "leftsemi" else self.right
+        return ColocatedMerge(self.left, right, **self.kwargs)
+
+
+class ColocatedMerge(BlockwiseMerge):
+    """Partition i of the left with partition i of the right, in one task each."""
+
+    _known = _known_of_merge
+
+    @property
+    def unique_partition_mapping_columns_from_shuffle(self) -> set[tuple[Label, ...]]:
+        return set()
+
+    def _divisions(self) -> tuple[None, ...]:
+        return (None,) * (self.left.npartitions + 1)
+
+    def _broadcast_dep(self, dep: Expr) -> bool:
+        return False
+
+    def _task(self, name: Any, index: int) -> Task:
+        return Task(
+            name,
+            merge_partitions,
+            self._blockwise_arg(self.left, index),
+            self._blockwise_arg(self.right, index),
+            result_meta=self._meta,
+            **self.kwargs,
+        )
+
+
+# The largest integer below which every integer is a float64.
+EXACT = 2**53
+
+
+def merge_partitions(
+    left: pd.DataFrame, right: pd.DataFrame, *, result_meta: pd.DataFrame, **kwargs: Any
+) -> pd.DataFrame:
+    """Join two partitions; refuse numbers that pandas would join although they differ."""
+    for left_on, right_on in zip(_listed(kwargs["left_on"]), _listed(kwargs["right_on"]), strict=True):
+        kinds = [_number_kind(left[left_on].dtype), _number_kind(right[right_on].dtype)]
+        if None in kinds or kinds[0] == kinds[1]:
+            continue
+        for column, name in ((left[left_on], left_on), (right[right_on], right_on)):
+            if (value := _inexact(column)) is not None:
+                raise ValueError(
+                    f"cannot join {left_on!r} ({left[left_on].dtype}) to {right_on!r} "
+                    f"({right[right_on].dtype}): {name!r} holds {value}, beyond 2**53, where pandas "
+                    "would compare rounded numbers and join keys that differ. "
+                    "Give both columns one dtype first, e.g. with astype('int64')"
+                )
+    return merge_chunk(left, right, result_meta=result_meta, **kwargs)
+
+
+def _number_kind(dtype: Any) -> str | None:
+    kind = getattr(dtype, "kind", None)
+    return kind if isinstance(kind, str) and kind in "iuf" else None
+
+
+def _inexact(column: pd.Series) -> object:
+    # One pass over min and max: no copy of the column.
+    present = [v for v in (column.min(), column.max()) if not pd.isna(v) and not np.isinf(v)]
+    return next((v for v in present if abs(int(v)) > EXACT), None)
+
+
+class Pin(Expr):
+    """Each partition handed to its owner: on a cluster it is computed or fetched there.
+
+    The restriction is loose: where the owner is gone, another worker takes over and nothing
+    hangs.
+    """
+
+    _parameters = ["frame", "owners"]  # owners: an address or None for each partition
+
+    @functools.cached_property
+    def _meta(self) -> pd.DataFrame:
+        return self.frame._meta
+
+    def _divisions(self) -> tuple[None, ...]:
+        return (None,) * (len(self.owners) + 1)
+
+    def _task(self, name: Any, index: int) -> Task:
+        return Task(name, _same, TaskRef((self.frame._name, index)))
+
+    def __dask_annotations__(self) -> dict[str, dict[Any, object]]:
+        pinned = {(self._name, i): [owner] for i, owner in enumerate(self.owners) if owner}
+        return {"workers": pinned, "allow_other_workers": dict.fromkeys(pinned, True)}
+
+
+def _same(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame
+
+
+class PersistedFrame(FromGraph):
+    """A placed frame in memory."""
+
+    _parameters = [*FromGraph._parameters, "on", "layout"]
+
+    def _known(self) -> Known:
+        return Known(self.on, self.layout, self)
+
+    @property
+    def frame_name(self) -> str:
+        """The name under which the scheduler keeps the partitions: key i is (frame_name, i)."""
+        return str(self.operand("keys")[0][0])
+
+
+def persisted(graph: FromGraph, on: Sequence[Label], layout: Layout) -> Claim:
+    """The placed frame of what `client.persist` of a `Pin` returned."""
+    keys = sorted(graph.operand("keys"), key=lambda key: key[1])
+    operands = [keys if name == "keys" else graph.operand(name) for name in FromGraph._parameters]
+    return Claim(PersistedFrame(*operands, tuple(on), layout))
