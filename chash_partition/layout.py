@@ -11,10 +11,11 @@ larger than the number of nodes, so what moves is a few whole partitions and nev
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from math import lcm
 from types import MappingProxyType
@@ -34,17 +35,9 @@ FORMAT = 1
 MAX_PARTITIONS = 2**31 - 1
 PLACEMENTS = ("bounded", "ring")
 FIELDS = (
-    "format",
-    "id",
-    "version",
-    "on",
-    "npartitions",
-    "seed",
-    "vnodes",
-    "placement",
-    "nodes",
-    "assignment",
-)
+    "format", "id", "version", "on", "npartitions", "seed", "vnodes", "placement", "nodes", "assignment",
+)  # fmt: skip
+WEIGHT = re.compile(r"[0-9]+([./][0-9]+)?")  # no exponent: nobody gets to the end of 1e999999999
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,10 +92,7 @@ class Layout:
         """Check every field and make it read-only, whichever way the layout was made."""
         if not isinstance(self.id, str) or not self.id:
             raise ValueError(f"id must be a str that is not empty, got {self.id!r}")
-        if self.placement not in PLACEMENTS:
-            raise ValueError(
-                f"placement must be one of {', '.join(map(repr, PLACEMENTS))}, got {self.placement!r}"
-            )
+        check_placement(self.placement)
         weights = node_weights(self.weights)
         npartitions = integer("npartitions", self.npartitions, 1, MAX_PARTITIONS)
         assignment = np.array(self.assignment)
@@ -179,6 +169,7 @@ class Layout:
         weights = node_weights(nodes)
         npartitions = integer("npartitions", npartitions, 1, MAX_PARTITIONS)
         seed, vnodes = integer("seed", seed, 0, 2**64 - 1), integer("vnodes", vnodes, 1)
+        check_placement(placement)
         ring = ring_of(tuple(weights.items()), vnodes, seed)
         points = partition_points(npartitions)
         return cls(
@@ -201,7 +192,7 @@ class Layout:
 
     # Nodes and the ring
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[str, ...]:
         """Names of the nodes, sorted."""
         return tuple(self.weights)
@@ -482,18 +473,19 @@ class Layout:
         fields = read_object(text, "layout")
         if missing := [field for field in FIELDS if field not in fields]:
             raise ValueError(f"layout JSON lacks {', '.join(missing)}")
-        nodes = fields["nodes"]
-        if not is_list(nodes, list) or not all(len(node) == 2 and is_list(node, str) for node in nodes):
-            raise ValueError(
-                f"nodes in layout JSON must be a list of [name, weight], both strings, got {nodes!r:.80}"
-            )
-        if not is_list(fields["on"], str):
-            raise ValueError(f"on in layout JSON must be a list of strings, got {fields['on']!r:.80}")
-        if not is_list(fields["assignment"], int):
-            raise ValueError(
-                f"assignment in layout JSON must be a list of integers, got {fields['assignment']!r:.80}"
-            )
-        seed = fields["seed"]
+        nodes, seed = fields["nodes"], fields["seed"]
+        pairs = is_list(nodes, list) and all(len(node) == 2 and is_list(node, str) for node in nodes)
+        for field, right, shape in (
+            (
+                "nodes",
+                pairs and all(WEIGHT.fullmatch(weight) for _, weight in nodes),
+                "of [name, weight] strings",
+            ),
+            ("on", is_list(fields["on"], str), "of strings"),
+            ("assignment", is_list(fields["assignment"], int), "of integers"),
+        ):
+            if not right:
+                raise ValueError(f"{field} in layout JSON must be a list {shape}, got {fields[field]!r:.80}")
         if not isinstance(seed, str) or not seed.isdecimal():
             raise ValueError(f"seed in layout JSON must be a string of digits, got {seed!r:.80}")
         node_weights([name for name, _ in nodes])  # a dict would hide a name given twice
@@ -631,6 +623,11 @@ def ring_of(weights: tuple[tuple[str, Fraction], ...], vnodes: int, seed: int) -
 def identity(*what: object) -> str:
     """A name for what was given, the same in every process."""
     return blake2b(repr(what).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def check_placement(placement: object) -> None:
+    if placement not in PLACEMENTS:
+        raise ValueError(f"placement must be one of {', '.join(map(repr, PLACEMENTS))}, got {placement!r}")
 
 
 def column_labels(on: Any) -> tuple[Hashable, ...]:

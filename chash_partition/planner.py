@@ -322,18 +322,23 @@ class RebalancePlan:
         if after.version != before.version + 1 or any(getattr(before, f) != getattr(after, f) for f in same):
             raise ValueError("the layouts in plan JSON are not one and the next version of the same")
         try:
-            moves = tuple(
-                Move(p, source, target, int(nbytes)) for p, source, target, nbytes in fields["moves"]
-            )
+            listed = [(partition, source, target) for partition, source, target, _ in fields["moves"]]
+            sizes = [int(nbytes) for *_, nbytes in fields["moves"]]
         except (TypeError, ValueError):
             raise ValueError(
                 "moves in plan JSON must be a list of [partition, source, target, nbytes]"
             ) from None
-        if [move[:3] for move in moves] != [move[:3] for move in moves_between(before, after)]:
+        moves = moves_between(before, after)
+        if listed != [move[:3] for move in moves]:
             raise ValueError("the moves in plan JSON do not turn its layout before into its layout after")
-        if any(move.nbytes < 0 for move in moves):
+        if min(sizes, default=0) < 0:
             raise ValueError("nbytes in plan JSON must not be negative")
-        return cls(before, after, moves, integer("lower_bound in plan JSON", fields["lower_bound"], 0))
+        return cls(
+            before,
+            after,
+            tuple(move._replace(nbytes=nbytes) for move, nbytes in zip(moves, sizes, strict=True)),
+            integer("lower_bound in plan JSON", fields["lower_bound"], 0),
+        )
 
     # For people
 
@@ -406,7 +411,8 @@ class RebalancePlan:
                 f"{bound:,} of {total:,}."
             )
         weights = self.after.weights.values()
-        up = total - sum(int(total * weight / sum(weights)) for weight in weights)
+        unit = total / sum(weights)  # a Fraction, like the weights
+        up = total - sum(int(unit * weight) for weight in weights)
         if up:
             quota = (
                 f"its share of the {total:,} partitions rounded down, and {up:,} of {len(weights):,} one more"

@@ -69,7 +69,7 @@ class HashRing:
     >>> more.nodes
     ('w0', 'w1', 'w2', 'w3')
 
-    The ring makes no promise about keys that stay, except that they stay, or go to the new node:
+    With a new node, a key stays where it is or goes to the new node; none moves between old ones:
 
     >>> keys = list(range(1000))
     >>> {(a, b) for a, b in zip(ring.owners(keys), more.owners(keys)) if a != b} == {
@@ -493,15 +493,14 @@ def integer(what: str, value: object, low: int, high: int | None = None) -> int:
     except TypeError:
         raise ValueError(f"{what} must be an integer, got {value!r}") from None
     if number < low or (high is not None and number > high):
-        raise ValueError(
-            f"{what} must be {f'from {low} to {high}' if high else f'at least {low}'}, got {number}"
-        )
+        allowed = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise ValueError(f"{what} must be {allowed}, got {number}")
     return number
 
 
 def check_hash(hash: str, seed: object) -> int:
     """The seed as an int, if hash and seed go together."""
-    if hash not in HASH_BITS:
+    if not isinstance(hash, str) or hash not in HASH_BITS:
         raise ValueError(f"hash must be one of {', '.join(map(repr, HASH_BITS))}, got {hash!r}")
     number = integer("seed", seed, 0, 2**64 - 1)
     if hash == "md5" and number:

@@ -11,7 +11,7 @@ import pandas as pd
 from dask.dataframe.extensions import register_dataframe_accessor
 from distributed import Client, wait
 
-from chash_partition._dask import FromGraph, Partitions, new_collection
+from chash_partition._dask import Partitions, new_collection
 from chash_partition.cluster import live
 from chash_partition.dataframe.expressions import Claim, PersistedFrame, Pin, persisted
 from chash_partition.dataframe.knowledge import Known, known
@@ -132,17 +132,27 @@ class ChashAccessor:
             [nbytes for _, nbytes in held], index=_partitions(layout), name="nbytes", dtype="int64"
         )
 
-    def _held(self) -> tuple[Layout, list[tuple[Any, int]]]:
-        facts = self._known
-        frame = facts.persisted
-        client = _client_of(frame) if frame is not None else None
-        if frame is None or client is None or frame is not _bare(self._df.expr):
+    def _live(self) -> tuple[PersistedFrame, Client] | None:
+        """The frame in memory and the client that keeps it; None for a lazy one or without a cluster."""
+        frame = self._df.expr
+        while isinstance(frame, Claim):
+            frame = frame.frame
+        client = _client_of(frame) if isinstance(frame, PersistedFrame) else None
+        return None if client is None else (frame, client)
+
+    def _must_be_live(self) -> tuple[PersistedFrame, Client]:
+        _ = self._known
+        if (live_frame := self._live()) is None:
             raise ValueError(
                 "the partitions of this frame are not in memory on a cluster: "
                 "call `df = df.chash.persist()` with a distributed client first"
             )
+        return live_frame
+
+    def _held(self) -> tuple[Layout, list[tuple[Any, int]]]:
+        frame, client = self._must_be_live()
         wait([*frame.operand("layer").values()])
-        layout = live.current_layout(client, facts.layout.rename(facts.on))
+        layout = self.layout
         held = live.holders(client, frame.frame_name, layout.npartitions)
         lost = [p for p, (workers, _) in enumerate(held) if not workers]
         if lost:
@@ -169,16 +179,15 @@ class ChashAccessor:
         RebalancePlan
             For a persisted frame it starts from the placement, with bytes from `sizes`.
         """
-        facts = self._known
-        frame = facts.persisted
-        client = _client_of(frame) if frame is not None else live.active_client()
+        live_frame = self._live()
+        client = live_frame[1] if live_frame is not None else live.active_client()
         if nodes is None:
             if client is None:
                 raise ValueError("there is no cluster to take the nodes from: pass nodes=")
             nodes = sorted(live.worker_addresses(client))
-        if frame is None or client is None or frame is not _bare(self._df.expr):
-            return plan_rebalance(self.layout, nodes, **options)
         layout = self.layout
+        if live_frame is None:
+            return plan_rebalance(layout, nodes, **options)
         plan = plan_rebalance(layout.with_assignment(self.placement().tolist()), nodes, **options)
         return plan.with_sizes(self.sizes())
 
@@ -212,13 +221,7 @@ class ChashAccessor:
         RuntimeWarning
             If some partitions could not be moved, with the reason for each.
         """
-        facts = self._known
-        frame = facts.persisted
-        client = _client_of(frame) if frame is not None else None
-        if client is None or frame is None:
-            raise ValueError(
-                "only a frame in memory on a cluster can be rebalanced: call `df = df.chash.persist()` first"
-            )
+        _, client = self._must_be_live()
         if plan is None:
             plan = self.plan()
         layout = self.layout
@@ -260,12 +263,7 @@ class ChashAccessor:
             If a partition could not be moved off a worker. No worker was retired then.
         """
         leaving = {str(n) for n in ([names] if isinstance(names, (str, int)) else names)}
-        facts = self._known
-        client = _client_of(facts.persisted) if facts.persisted is not None else None
-        if client is None:
-            raise ValueError(
-                "only workers that hold a frame in memory can be retired by it: call `df = df.chash.persist()` first"
-            )
+        _, client = self._must_be_live()
         addresses = live.worker_addresses(client)
         if unknown := sorted(leaving - addresses.keys()):
             raise ValueError(
@@ -323,8 +321,8 @@ class ChashAccessor:
             raise ValueError(f"left_on={lefts} and right_on={rights} name different numbers of columns")
         if missing := [column for column in facts.on if column not in lefts]:
             raise ValueError(
-                f"the merge keys {lefts} do not include the key column {missing[0]!r} of this frame, so equal "
-                "keys need not meet: merge with df.merge(...), which shuffles both sides"
+                f"the merge keys {lefts} do not include the key column {missing[0]!r} of this frame, so "
+                "equal keys need not meet: merge with df.merge(...), which shuffles both sides"
             )
         mates = tuple(rights[lefts.index(column)] for column in facts.on)
         there = known(right.expr)
@@ -369,13 +367,6 @@ def _labels(columns: Any) -> list[Hashable]:
 
 def _partitions(layout: Layout) -> pd.RangeIndex:
     return pd.RangeIndex(layout.npartitions, name="partition")
-
-
-def _bare(expr: Any) -> FromGraph | None:
-    """The persisted frame itself, if `expr` is nothing more than that."""
-    while isinstance(expr, Claim):
-        expr = expr.frame
-    return expr if isinstance(expr, PersistedFrame) else None
 
 
 def _client_of(frame: PersistedFrame) -> Client | None:

@@ -58,7 +58,7 @@ def untag(block: pd.DataFrame, meta: pd.DataFrame, packed: Sequence[int]) -> pd.
         for row, value in enumerate(out[f"c{i}"]):
             values[row] = pickle.loads(value)
         column = pd.Series(values, index=out.index, dtype=object)
-        out[f"c{i}"] = column if meta.dtypes.iloc[i] == object else column.astype(meta.dtypes.iloc[i])
+        out[f"c{i}"] = column.astype(meta.dtypes.iloc[i])
     out.columns = meta.columns
     out.index.names = meta.index.names
     return out

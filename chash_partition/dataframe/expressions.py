@@ -392,7 +392,7 @@ class Pin(Expr):
 
     def __dask_annotations__(self) -> dict[str, dict[Any, object]]:
         pinned = {(self._name, i): [owner] for i, owner in enumerate(self.owners) if owner}
-        return {"workers": pinned, "allow_other_workers": dict.fromkeys(pinned, True)}
+        return {"workers": {**pinned}, "allow_other_workers": dict.fromkeys(pinned, True)}
 
 
 def _same(frame: pd.DataFrame) -> pd.DataFrame:

@@ -110,7 +110,8 @@ def chash_repartition(
     client = active_client()
     if engine == "p2p" and client is None:
         raise ValueError(
-            "engine='p2p' needs a distributed client: make one with distributed.Client(), or use engine='tasks'"
+            "engine='p2p' needs a distributed client: make one with distributed.Client(), "
+            "or use engine='tasks'"
         )
     p2p = engine == "p2p" or (engine == "auto" and client is not None)
     asked = client is not None and (p2p or (nodes is None and layout is None))
@@ -138,7 +139,8 @@ def chash_repartition(
         if layout.on != columns:
             raise ValueError(
                 f"layout= is keyed by {list(layout.on)}, but on={list(columns)}: pass "
-                f"on={list(layout.on)}, or layout=layout.rename({list(columns)!r}) if these columns hold the same keys"
+                f"on={list(layout.on)}, or, if these columns hold the same keys, "
+                f"layout=layout.rename({list(columns)!r})"
             )
     return place(df, columns, layout, p2p, addresses)
 
@@ -179,6 +181,7 @@ def key_columns(df: dd.DataFrame, on: Hashable | list[Hashable]) -> tuple[Hashab
     twice = sorted({repr(label) for label in labels if labels.count(label) > 1})
     if twice:
         raise ValueError(
-            f"column label {', '.join(twice)} is not unique: rename the columns, e.g. with df.rename(columns=...)"
+            f"column label {', '.join(twice)} is not unique: give each column a label of its own, "
+            "e.g. with df.columns = [...]"
         )
     return columns

@@ -24,11 +24,12 @@ class PlacedShuffleSpec(DataFrameShuffleSpec):
 
     def pick_worker(self, partition: int, workers: Sequence[str]) -> str:
         """The owner; if it is gone the next node on the ring that is here; else any worker."""
-        address = self.addresses.get(self.layout.owner_of(partition))
-        if address in workers:
-            return address
+        here = {name: address for name, address in self.addresses.items() if address in workers}
+        owner = self.layout.owner_of(partition)
+        if owner in here:
+            return here[owner]
         for name in self.layout.ring.preference_at(self.layout.point(partition)):
-            if (address := self.addresses.get(name)) in workers:
-                return address
+            if name in here:
+                return here[name]
         # Dask hands the workers over in rotated order: sort, so that a re-run lands alike.
         return sorted(workers)[partition % len(workers)]
