@@ -579,8 +579,10 @@ def ring_points(points: Any) -> npt.NDArray[np.uint64]:
     if not hasattr(points, "dtype"):  # numpy would make floats of a list with small and large ints
         return np.array([integer("point", point, 0, 2**64 - 1) for point in points], dtype=np.uint64)
     array = np.asarray(points)
-    if array.size and (array.dtype.kind not in "ui" or array.min() < 0):
-        raise ValueError(f"points must be integers from 0 up to 2^64, got {array.dtype} from {array.min()}")
+    if array.size and array.dtype.kind not in "ui":
+        raise ValueError(f"points must be integers, got {array.dtype}")
+    if array.size and array.min() < 0:
+        raise ValueError(f"points must be from 0 up to 2^64, got {array.min()}")
     return array.astype(np.uint64, copy=False)
 
 
