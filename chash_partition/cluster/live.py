@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 import dask.config
 from dask.utils import format_bytes, parse_timedelta
 from distributed import Client, default_client
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from chash_partition.cluster.plugin import NAME, ChashPlugin
@@ -93,7 +93,9 @@ def carry_out(client: Client, plan: RebalancePlan, progress: bool) -> RebalanceP
     if "error" in answer:
         raise ValueError(answer["error"])
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, transient=True, disable=not progress) as bar:
+    console = Console(stderr=True)
+    shown = progress and (console.is_terminal or console.is_jupyter)
+    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
         task = bar.add_task("moving partitions", total=None)
         while "layout" not in (answer := _ask(client, "chash_progress", layout_id=layout_id)):
             if "error" in answer:
@@ -103,11 +105,11 @@ def carry_out(client: Client, plan: RebalancePlan, progress: bool) -> RebalanceP
     refused = {int(p): reason for p, reason in answer["refused"].items()}
     done = plan.restricted_to([m.partition for m in plan.moves if m.partition not in refused])
     if progress:
-        print(summary(answer), file=sys.stderr)
+        console.print(summary(answer), highlight=False)
     if refused:
-        shown = "\n".join(f"  partition {p}: {reason}" for p, reason in sorted(refused.items())[:20])
+        reasons = "\n".join(f"  partition {p}: {reason}" for p, reason in sorted(refused.items())[:20])
         warnings.warn(
-            f"{len(refused)} of {len(plan.moves)} partitions were not moved:\n{shown}\n"
+            f"{len(refused)} partitions are not on their new owner:\n{reasons}\n"
             "They are where they were; plan and rebalance again when the cause is gone.",
             RuntimeWarning,
             stacklevel=3,
