@@ -104,7 +104,7 @@ class Layout:
         if assignment.min() < 0 or assignment.max() >= len(weights):
             p = int(np.argmax((assignment < 0) | (assignment >= len(weights))))
             raise ValueError(
-                f"partition {p} is assigned to node number {assignment[p]} of {len(weights)} nodes"
+                f"assignment of partition {p} is {assignment[p]}, and there are {len(weights)} nodes"
             )
         number = {name: i for i, name in enumerate(weights)}  # weights may have come in another order
         assignment = np.array([number[node_name(name)] for name in self.weights], dtype=np.int32)[assignment]
@@ -486,7 +486,7 @@ class Layout:
         ):
             if not right:
                 raise ValueError(f"{field} in layout JSON must be a list {shape}, got {fields[field]!r:.80}")
-        if not isinstance(seed, str) or not seed.isdecimal():
+        if not isinstance(seed, str) or not re.fullmatch("[0-9]{1,20}", seed):
             raise ValueError(f"seed in layout JSON must be a string of digits, got {seed!r:.80}")
         node_weights([name for name, _ in nodes])  # a dict would hide a name given twice
         return cls(

