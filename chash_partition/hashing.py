@@ -18,7 +18,8 @@ import struct
 import threading
 import uuid
 from collections.abc import Callable, Hashable, Iterator
-from decimal import Context, Decimal
+from dataclasses import dataclass
+from decimal import MAX_PREC, Context, Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,8 +43,12 @@ _MICROS = {
 }
 _PER_NANO = {"ns": 1, "ps": 1_000, "fs": 1_000_000, "as": 1_000_000_000}
 _MONTHS = {"Y": 12, "M": 1}
+_MAX_MONTHS = 12 * 300_000  # more than int64 microseconds hold; numpy is exact up to here
+_DAY64 = 86_400_000  # milliseconds
 _BEYOND = "a time beyond int64 microseconds"
 _FINER = "a time finer than nanoseconds"
+_NO_UNIT = "a time without a unit of fixed length has no key hash"
+_NO_TYPE = "this type has no key hash"
 _EPOCH = dt.datetime(1970, 1, 1)
 _EPOCH_UTC = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 
@@ -87,12 +92,11 @@ def hash_keys(keys: Any, *, seed: int = 0) -> np.ndarray:
     seed = _checked_seed(seed)
     columns = _columns(keys)
     for column in columns:
-        _guarded(column, _check, column.values)
+        _guarded(column, _check)
     hashes = []
     for column in columns:
-        out = np.empty(len(column.values), np.uint64)
-        _guarded(column, _hash_into, column.values, out, seed)
-        hashes.append(out)
+        hashes.append(_empty(len(column.values)))
+        _guarded(column, _hash_into, hashes[-1], seed)
     return hashes[0] if len(hashes) == 1 else _combine(hashes, seed)
 
 
@@ -267,7 +271,12 @@ def canonical_bytes(value: Any) -> bytes | None:
 
 @functools.singledispatch
 def _canonical(value: Any) -> bytes | None:
-    raise TypeError(f"a {_type_name(type(value))} has no key hash")
+    raise TypeError(_no_hash(type(value)))
+
+
+def _no_hash(kind: type) -> str:
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return f"a value of type {name} has no key hash"
 
 
 @_canonical.register(type(None))
@@ -284,22 +293,22 @@ def _(value: Any) -> bytes:
     number = int(value)
     if -(2**63) <= number < 2**64:
         return (number & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little")
-    return _large_number(Decimal(number))
+    return _not_a_word(Decimal(number))
 
 
 @_canonical.register(float)
 @_canonical.register(np.floating)
 def _(value: Any) -> bytes | None:
     number = float(value)
-    if number != value:  # NaN, or a longer float than float64
-        if math.isnan(value):
-            return None
-        top, bottom = value.as_integer_ratio()
-        places = bottom.bit_length() - 1  # top / 2**places == top * 5**places / 10**places
-        return _canonical(Decimal(top * 5**places).scaleb(-places, Context(prec=50_000)))
-    if number.is_integer() and -(2.0**63) <= number < 2.0**64:
-        return _canonical(int(number))
-    return struct.pack("<d", number)
+    if number == value:
+        whole = number.is_integer() and -(2.0**63) <= number < 2.0**64
+        return _canonical(int(number)) if whole else struct.pack("<d", number)
+    if math.isnan(value):
+        return None
+    # A long double that is no float64: top / 2**places == top * 5**places / 10**places, in so many digits.
+    top, bottom = value.as_integer_ratio()
+    places = bottom.bit_length() - 1
+    return _canonical(Decimal(top * 5**places).scaleb(-places, Context(prec=MAX_PREC)))
 
 
 @_canonical.register(Decimal)
@@ -308,18 +317,15 @@ def _(value: Decimal) -> bytes | None:
         return None
     if -(2**63) <= value < 2**64 and value == value.to_integral_value():
         return _canonical(int(value))
-    return _large_number(value)
+    return _not_a_word(value)
 
 
-def _large_number(value: Decimal) -> bytes:
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
+def _not_a_word(value: Decimal) -> bytes:
+    number = float(value)
     if number == value:
         return struct.pack("<d", number)
     text = format(value, "f")
-    return (text.rstrip("0") if "." in text else text).encode()
+    return (text.rstrip("0").rstrip(".") if "." in text else text).encode()
 
 
 @_canonical.register(str)
@@ -344,7 +350,7 @@ def _(value: uuid.UUID) -> bytes:
 
 @_canonical.register
 def _(value: dt.datetime) -> bytes | None:
-    return _canonical(value - (_EPOCH if value.tzinfo is None else _EPOCH_UTC))
+    return _canonical(value - (_EPOCH if value.utcoffset() is None else _EPOCH_UTC))
 
 
 @_canonical.register
@@ -368,7 +374,7 @@ def _(value: dt.timedelta) -> bytes:
 @_canonical.register(pd.Timestamp)
 @_canonical.register(pd.Timedelta)
 def _(value: Any) -> bytes | None:
-    return _canonical(value.asm8)  # of the instant in UTC, in its own unit
+    return _canonical(value.asm8)  # in its own unit, as UTC
 
 
 @_canonical.register(np.datetime64)
@@ -376,37 +382,41 @@ def _(value: Any) -> bytes | None:
 def _(value: Any) -> bytes | None:
     if np.isnat(value):
         return None
-    unit, count = _unit(value.dtype)
-    if unit in _MONTHS:
-        words, _ = _time_words(np.array([value]).view(np.int64), unit, count, None)
-        return int(words[0]).to_bytes(8, "little", signed=True)
+    unit, count = np.datetime_data(value.dtype)
+    if not _definite(value.dtype):
+        raise TypeError(_NO_UNIT)
     return _time_bytes(int(value.astype(np.int64)), unit, count)
 
 
 @_canonical.register
 def _(value: pa.Scalar) -> bytes | None:
     kind = value.type
+    try:
+        _hash_into(pa.nulls(0, kind), np.empty(0, np.uint64), 0)
+    except _BadRow as bad:
+        raise bad.kind(f"a pyarrow scalar of type {kind}: {bad.why}") from None
     if not value.is_valid:
-        _hash_into(
-            pa.nulls(0, kind), np.empty(0, np.uint64), 0
-        )  # a null of a type without key hash is an error too
         return None
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind) or _is_uuid(kind):
         inner: bytes | None = _canonical(value.value)
         return inner
     if pa.types.is_date64(kind):
-        return _time_bytes(value.value // 86_400_000, "D")
-    if (time := _time_unit(kind)) is not None:
-        return _time_bytes(value.value, time)
-    return _canonical(value.as_py())
+        return _time_bytes(value.value // _DAY64, "D")
+    unit = _time_unit(kind)
+    return _canonical(value.as_py()) if unit is None else _time_bytes(value.value, unit)
 
 
-def _time_bytes(value: int, unit: str, count: int = 1) -> bytes:
-    value *= count
+def _time_bytes(ticks: int, unit: str, count: int = 1) -> bytes:
+    ticks *= count
+    if unit in _MONTHS:
+        months = ticks * _MONTHS[unit]
+        if abs(months) > _MAX_MONTHS:
+            raise ValueError(_BEYOND)
+        ticks, unit = int(np.datetime64(months, "M").astype("M8[D]").astype(np.int64)), "D"
     if unit in _MICROS:
-        word = value * _MICROS[unit]
+        word = ticks * _MICROS[unit]
     else:
-        nanos, rest = divmod(value, _PER_NANO[unit])
+        nanos, rest = divmod(ticks, _PER_NANO[unit])
         if rest:
             raise ValueError(_FINER)
         micros, rest = divmod(nanos, 1_000)
@@ -431,14 +441,18 @@ def _checked_seed(seed: int) -> int:
 # ---------------------------------------------------------------------------------------------------- columns
 
 
-class _Coded(NamedTuple):
-    """Codes into distinct values; a negative code is null."""
+@dataclass(frozen=True)
+class _Coded:
+    """Codes into distinct values. A code that is negative, or null in Arrow, is a null."""
 
-    codes: Any
+    codes: Any  # ndarray of integers, or an Arrow array
     distinct: Any
 
     def __len__(self) -> int:
         return len(self.codes)
+
+    def __getitem__(self, rows: slice) -> _Coded:
+        return _Coded(self.codes[rows], self.distinct)
 
 
 class _Column(NamedTuple):
@@ -448,45 +462,47 @@ class _Column(NamedTuple):
 
 
 class _BadRow(Exception):
-    """A value without a key hash; `row` is None when its whole dtype has none."""
+    """What has no key hash: a value, or a whole dtype when `row` is None."""
 
     def __init__(self, kind: type[Exception], why: str, row: int | None = None) -> None:
+        super().__init__(why)
         self.kind, self.why, self.row = kind, why, row
+
+    def moved(self, row: int | None) -> _BadRow:
+        return _BadRow(self.kind, self.why, None if self.row is None else row)
 
 
 def _columns(keys: Any) -> list[_Column]:
-    columns: list[_Column]
     if isinstance(keys, pd.DataFrame):
         columns = [_column(name, series) for name, series in keys.items()]
     elif isinstance(keys, (pa.Table, pa.RecordBatch)):
-        columns = [
-            _column(name, column) for name, column in zip(keys.schema.names, keys.columns, strict=True)
-        ]
+        columns = [_column(*named) for named in zip(keys.schema.names, keys.columns, strict=True)]
     elif isinstance(keys, pd.MultiIndex):
         columns = [
-            _Column(name, str(level.dtype), _Coded(np.asarray(codes), _values(level)))
-            for name, level, codes in zip(keys.names, keys.levels, keys.codes, strict=True)
+            _Column(
+                number if name is None else name, str(level.dtype), _Coded(np.asarray(codes), _values(level))
+            )
+            for number, (name, level, codes) in enumerate(
+                zip(keys.names, keys.levels, keys.codes, strict=True)
+            )
         ]
     elif isinstance(keys, list) and any(isinstance(key, tuple) for key in keys):
-        columns = [_Column(i, "object", values) for i, values in enumerate(_transposed(keys))]
+        columns = [_column(number, values) for number, values in enumerate(_transposed(keys))]
     else:
-        columns = [_column(None, keys)]
+        columns = [_column(getattr(keys, "name", None), keys)]
     if not columns:
         raise ValueError("keys have no columns")
     return columns
 
 
 def _column(name: Hashable, values: Any) -> _Column:
-    if isinstance(values, (pd.Series, pd.Index)) and name is None:
-        name = values.name
-    dtype = (
-        values.type if isinstance(values, (pa.Array, pa.ChunkedArray)) else getattr(values, "dtype", "object")
-    )
+    arrow = isinstance(values, (pa.Array, pa.ChunkedArray))
+    dtype = values.type if arrow else getattr(values, "dtype", "object")
     return _Column(name, str(dtype), _values(values))
 
 
 def _values(values: Any) -> Any:
-    """A column as a list, numpy array, Arrow array or chunks, codes, or a pandas array to read in blocks."""
+    """A column as a list, ndarray, Arrow array, codes, or a pandas array to be converted in blocks."""
     if isinstance(values, pd.RangeIndex):
         return values
     if isinstance(values, (pd.Series, pd.Index)):
@@ -501,30 +517,29 @@ def _values(values: Any) -> Any:
         return values.__arrow_array__()
     if isinstance(values, np.ndarray) and values.ndim != 1:
         raise ValueError(f"keys must have one dimension, got an array of shape {values.shape}")
-    if isinstance(values, np.ma.MaskedArray) or not isinstance(
-        values, (list, np.ndarray, pa.Array, pa.ChunkedArray, pd.api.extensions.ExtensionArray)
-    ):
+    known = (list, np.ndarray, pa.Array, pa.ChunkedArray, pd.api.extensions.ExtensionArray)
+    if not isinstance(values, known) or isinstance(values, np.ma.MaskedArray):
         raise TypeError(
-            "keys must be a Series, Index, DataFrame, numpy array, pyarrow array or table, or a list; "
-            f"got {_type_name(type(values))}"
+            "keys must be a Series, Index, DataFrame, numpy array, pyarrow array or table, or a list, "
+            f"not {type(values).__name__}"
         )
     return values
 
 
 def _transposed(keys: list[Any]) -> list[list[Any]]:
-    width = len(next(key for key in keys if isinstance(key, tuple)))
+    width = next(len(key) for key in keys if isinstance(key, tuple))
     for row, key in enumerate(keys):
         if not isinstance(key, tuple) or len(key) != width:
             raise ValueError(
-                f"row {row}: a list of composite keys needs tuples of length {width}, got {key!r}"
+                f"row {row}: a list of composite keys needs tuples of {width} values, got {key!r}"
             )
     return [list(values) for values in zip(*keys, strict=True)]
 
 
 def _guarded(column: _Column, function: Callable[..., None], *args: Any) -> None:
-    """Call a function on a column; what is wrong with a row is said with the column's name and dtype."""
+    """Call a function on a column's values; an error names the column, its dtype and the row."""
     try:
-        function(*args)
+        function(column.values, *args)
     except _BadRow as bad:
         row = _first_valid(column.values) if bad.row is None else bad.row
         where = "keys" if column.name is None else f"column {column.name!r}"
@@ -534,53 +549,69 @@ def _guarded(column: _Column, function: Callable[..., None], *args: Any) -> None
 
 def _first_valid(values: Any) -> int | None:
     if isinstance(values, _Coded):
-        valid = np.asarray(values.codes) >= 0
+        values = values.codes
+        valid = np.asarray(values.is_valid() if isinstance(values, pa.Array) else values >= 0)
     elif isinstance(values, (pa.Array, pa.ChunkedArray)):
         valid = np.asarray(values.is_valid())
+    elif isinstance(values, np.ndarray) and values.dtype.kind == "V":
+        valid = np.ones(len(values), bool)
     else:
         valid = ~np.asarray(pd.isna(values))
     return int(valid.argmax()) if valid.any() else None
 
 
 def _check(values: Any) -> None:
-    """Refuse a column by its types, before any column is hashed."""
-    if isinstance(values, list) or (isinstance(values, np.ndarray) and values.dtype == object):
-        _kinds(values)
-    elif isinstance(values, _Coded):
+    """Refuse a column by its types, before anything is hashed."""
+    if isinstance(values, _Coded):
         _check(values.distinct[:0])
+    elif isinstance(values, list) or (isinstance(values, np.ndarray) and values.dtype == object):
+        _check_objects(values)
     else:
         _hash_into(values[:0], np.empty(0, np.uint64), 0)
 
 
+def _check_objects(values: list[Any] | np.ndarray) -> None:
+    known: set[type] = set()
+    for start, stop in _blocks(len(values)):
+        block = _listed(values[start:stop])
+        new = set(map(type, block)) - known
+        bad = [kind for kind in new if _canonical.dispatch(kind) is _canonical.dispatch(object)]
+        if bad:
+            row = next(row for row, value in enumerate(block) if type(value) in bad)
+            raise _BadRow(TypeError, _no_hash(type(block[row])), start + row)
+        known |= new
+
+
 def _hash_into(values: Any, out: np.ndarray, seed: int) -> None:
-    if isinstance(values, np.ndarray) and values.dtype != object:
-        _hash_numpy(values, out, seed)
-    elif isinstance(values, (list, np.ndarray)):
-        _hash_objects(values, out, seed)
-    elif isinstance(values, _Coded):
+    """Hash one column; which function knows how follows from what holds it."""
+    if isinstance(values, _Coded):
         _hash_coded(values, out, seed)
     elif isinstance(values, pa.ChunkedArray):
         start = 0
         for chunk in values.chunks or [pa.nulls(0, values.type)]:
-            _hash_part(chunk, start, out, seed)
+            _hash_rows(chunk, start, out, seed)
             start += len(chunk)
     elif isinstance(values, pa.Array):
         _hash_arrow(values, out, seed)
+    elif isinstance(values, list) or (isinstance(values, np.ndarray) and values.dtype == object):
+        _hash_objects(values, out, seed)
+    elif isinstance(values, np.ndarray):
+        _hash_numpy(values, out, seed)
     else:
         for start, stop in _blocks(len(values)):
-            _hash_part(_converted(values[start:stop]), start, out, seed)
+            _hash_rows(_converted(values[start:stop]), start, out, seed)
 
 
-def _hash_part(values: Any, start: int, out: np.ndarray, seed: int) -> None:
-    """Hash some rows of a column, from row `start`."""
+def _hash_rows(values: Any, start: int, out: np.ndarray, seed: int) -> None:
+    """Hash the rows of a column that begin at row `start`."""
     try:
         _hash_into(values, out[start : start + len(values)], seed)
     except _BadRow as bad:
-        row = None if bad.row is None else bad.row + start
-        raise _BadRow(bad.kind, bad.why, row) from None
+        raise bad.moved(start + (bad.row or 0)) from None
 
 
 def _blocks(n: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows; at least one, so that types are looked at when there are no rows."""
     return ((start, min(start + _BLOCK, n)) for start in range(0, max(n, 1), _BLOCK))
 
 
@@ -589,201 +620,188 @@ def _converted(values: Any) -> Any:
     if isinstance(values, pd.RangeIndex):
         return np.arange(values.start, values.stop, values.step)
     if isinstance(values, pd.arrays.SparseArray):
-        return _values(values.to_dense())
-    if hasattr(values, "__arrow_array__"):
+        return values.to_dense()
+    if isinstance(values.dtype, pd.StringDtype):
+        return list(values)
+    if isinstance(values, (pd.arrays.IntegerArray, pd.arrays.FloatingArray, pd.arrays.BooleanArray)):
         return values.__arrow_array__()
-    raise _BadRow(TypeError, "this type has no key hash")
+    raise _BadRow(TypeError, _NO_TYPE)
 
 
 def _hash_coded(coded: _Coded, out: np.ndarray, seed: int) -> None:
-    codes, distinct = coded
-    hashes = np.zeros(len(distinct) + 1, np.uint64)  # the last one is for code -1
+    codes, distinct = coded.codes, coded.distinct
+    if len(distinct) > min(len(codes), max(len(codes) // 8, _BLOCK)):
+        _hash_decoded(coded, out, seed)
+        return
+    hashes = np.full(len(distinct) + 1, _NULL, np.uint64)  # the last one is for code -1
     try:
-        if len(distinct) <= max(len(codes), _BLOCK):
-            _hash_into(distinct, hashes[:-1], seed)
-        else:
-            _hash_used(codes, distinct, hashes, seed)
+        _hash_into(distinct, hashes[:-1], seed)
     except _BadRow as bad:
         if bad.row is None:
             raise
-        _hash_used(codes, distinct, hashes, seed)  # only values in use matter, and errors name their row
+        _hash_decoded(coded, out, seed)  # the value may not be in use, and the error needs its row
+        return
     for start, stop in _blocks(len(codes)):
-        hashes.take(codes[start:stop].astype(np.intp), out=out[start:stop], mode="wrap")
+        hashes.take(_positions(codes[start:stop]), out=out[start:stop], mode="wrap")
 
 
-def _hash_used(codes: np.ndarray, distinct: Any, hashes: np.ndarray, seed: int) -> None:
-    """Hash only the distinct values that have a code, in order of appearance."""
-    used = pd.unique(codes[codes >= 0])
-    part = np.empty(len(used), np.uint64)
-    try:
-        _hash_into(_taken(distinct, used), part, seed)
-    except _BadRow as bad:
-        row = bad.row if bad.row is None else int((codes == used[bad.row]).argmax())
-        raise _BadRow(bad.kind, bad.why, row) from None
-    hashes[used] = part
+def _hash_decoded(coded: _Coded, out: np.ndarray, seed: int) -> None:
+    """Hash coded values row by row, as if they were not coded."""
+    for start, stop in _blocks(len(coded)):
+        positions = _positions(coded.codes[start:stop])
+        valid = np.flatnonzero(positions >= 0)
+        hashes = np.empty(len(valid), np.uint64)
+        try:
+            _hash_into(_taken(coded.distinct, positions[valid]), hashes, seed)
+        except _BadRow as bad:
+            raise bad.moved(None if bad.row is None else start + int(valid[bad.row])) from None
+        out[start:stop] = _NULL
+        out[start + valid] = hashes
 
 
-def _taken(values: Any, rows: np.ndarray) -> Any:
+def _positions(codes: Any) -> np.ndarray:
+    if isinstance(codes, pa.Array):
+        codes = codes.cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
+    return np.asarray(codes).astype(np.intp, copy=False)
+
+
+def _taken(values: Any, positions: np.ndarray) -> Any:
     if isinstance(values, _Coded):
-        return _Coded(values.codes[rows], values.distinct)
-    return values.take(pa.array(rows) if isinstance(values, (pa.Array, pa.ChunkedArray)) else rows)
+        return _Coded(values.codes.take(positions), values.distinct)
+    if isinstance(values, list):
+        return [values[position] for position in positions]
+    return _values(
+        values.take(pa.array(positions) if isinstance(values, (pa.Array, pa.ChunkedArray)) else positions)
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- objects
 
 
-_TEXT = {str, bytes, type(None), type(pd.NA), type(pd.NaT), float}
 _INTS = {int, type(None), type(pd.NA), type(pd.NaT)}
 
 
-def _kinds(values: list[Any] | np.ndarray) -> set[type]:
-    """Types of all the values; one without a key hash is an error."""
-    kinds: set[type] = set()
-    for start, stop in _blocks(len(values)):
-        new = set(map(type, _listed(values[start:stop]))) - kinds
-        bad = [kind for kind in new if _canonical.dispatch(kind) is _canonical.dispatch(object)]
-        if bad:
-            row = next(row for row, value in enumerate(values[start:stop]) if type(value) in bad)
-            raise _BadRow(
-                TypeError, f"a {_type_name(type(values[start + row]))} has no key hash", start + row
-            )
-        kinds |= new
-    return kinds
-
-
 def _hash_objects(values: list[Any] | np.ndarray, out: np.ndarray, seed: int) -> None:
-    kinds = _kinds(values)
+    text = True  # until a block is not
     for start, stop in _blocks(len(values)):
         block = _listed(values[start:stop])
-        array = _arrow_block(block, kinds)
+        array = _as_text(block) if text else None
+        text = array is not None
+        if array is None:
+            array = _as_ints(block)
         if array is not None:
-            _hash_part(array, start, out, seed)
+            _hash_rows(array, start, out, seed)
             continue
         for row, value in enumerate(block, start):
             try:
                 out[row] = _hash_scalar(value, seed)
             except (TypeError, ValueError) as error:
-                raise _BadRow(
-                    TypeError if isinstance(error, TypeError) else ValueError, str(error), row
-                ) from None
+                kind = TypeError if isinstance(error, TypeError) else ValueError
+                raise _BadRow(kind, str(error), row) from None
 
 
-def _arrow_block(block: list[Any], kinds: set[type]) -> pa.Array | None:
-    """The same values as Arrow; None unless it is certain that they are the same."""
-    kind = pa.large_binary() if kinds <= _TEXT else pa.int64() if kinds <= _INTS else None
-    if kind is None:
+def _as_text(block: list[Any]) -> pa.Array | None:
+    """Arrow's copy of strings, bytes and nulls as their canonical bytes; it takes nothing else."""
+    try:
+        return pa.array(block, pa.large_binary(), from_pandas=True)
+    except (pa.ArrowException, UnicodeEncodeError):
+        return None
+
+
+def _as_ints(block: list[Any]) -> pa.Array | None:
+    """Arrow's copy of ints and nulls. It would truncate a float or a Decimal, so types are looked at."""
+    if not _INTS.issuperset(map(type, block)):
         return None
     try:
-        return pa.array(block, kind, from_pandas=True)
-    except (pa.ArrowException, UnicodeEncodeError, OverflowError):
+        return pa.array(block, pa.int64(), from_pandas=True)
+    except (pa.ArrowException, OverflowError):
         return None
 
 
-def _listed(block: Any) -> list[Any]:
+def _listed(block: list[Any] | np.ndarray) -> list[Any]:
     return block if isinstance(block, list) else list(block.tolist())
-
-
-def _type_name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 # ---------------------------------------------------------------------------------------------------- numpy
 
 
 def _hash_numpy(values: np.ndarray, out: np.ndarray, seed: int) -> None:
-    kind = values.dtype.kind
+    dtype = values.dtype
+    known = dtype.kind in "biufSUT" or (dtype.kind in "mM" and _definite(dtype))
+    if not known:
+        raise _BadRow(TypeError, _NO_UNIT if dtype.kind in "mM" else _NO_TYPE)
     if (
-        kind in "iu"
-        and values.dtype == np.dtype(f"{kind}8")
+        dtype in (np.int64, np.uint64)
+        and dtype.isnative
         and values.flags.c_contiguous
         and values.flags.aligned
     ):
         _hash_words(values, out, seed)
         return
-    if kind in "SUT":
-        for start, stop in _blocks(len(values)):
-            _hash_part(values[start:stop].tolist(), start, out, seed)
-        return
-    if kind not in "biufmM":
-        raise _BadRow(TypeError, "this type has no key hash")
     for start, stop in _blocks(len(values)):
         block = values[start:stop]
-        if not block.dtype.isnative:
-            block = block.astype(block.dtype.newbyteorder("="))
-        if kind == "f" and values.dtype.itemsize > 8:
-            _hash_part(list(block), start, out, seed)
-        elif kind in "mM":
-            unit, count = _unit(block.dtype)
-            ticks = block.view(np.int64)
-            _words_part(ticks, ticks == _NAT, unit, count, start, out, seed)
+        if dtype.kind in "SUT" or dtype.itemsize > 8:
+            _hash_rows(list(block.tolist() if dtype.kind in "SUT" else block), start, out, seed)
+            continue
+        if dtype.kind in "mM":
+            ticks = block.astype(dtype.newbyteorder("=")).view(np.int64)
+            _hash_ticks(ticks, ticks == _NAT, *np.datetime_data(dtype), start, out, seed)
+        elif dtype.kind == "f":
+            _hash_floats(block.astype(np.float64), out[start:stop], seed)
         else:
-            _hash_numbers(block, out[start:stop], seed)
+            _hash_words(block.astype(np.uint64 if dtype.kind == "u" else np.int64), out[start:stop], seed)
 
 
-def _hash_numbers(block: np.ndarray, out: np.ndarray, seed: int) -> None:
-    if block.dtype.kind != "f":
-        _hash_words(block.astype(np.uint64 if block.dtype.kind == "u" else np.int64), out, seed)
-        return
-    block = block.astype(np.float64)
+def _definite(dtype: np.dtype[Any]) -> bool:
+    """Whether a numpy time has a unit, and one of fixed length if it is a span."""
+    unit, _ = np.datetime_data(dtype)
+    return unit != "generic" and not (dtype.kind == "m" and unit in _MONTHS)
+
+
+def _hash_floats(block: np.ndarray, out: np.ndarray, seed: int) -> None:
     words = block.view(np.int64).copy()
     whole = np.floor(block) == block
     signed = whole & (block >= -(2.0**63)) & (block < 2.0**63)
     words[signed] = block[signed].astype(np.int64)
     unsigned = whole & (block >= 2.0**63) & (block < 2.0**64)
-    if unsigned.any():
-        words[unsigned] = block[unsigned].astype(np.uint64).view(np.int64)
+    words[unsigned] = block[unsigned].astype(np.uint64).view(np.int64)
     _hash_words(words, out, seed)
     out[np.isnan(block)] = _NULL
 
 
-def _unit(dtype: np.dtype[Any]) -> tuple[str, int]:
-    """Unit of a numpy time, and how many of it one tick is."""
-    unit, count = np.datetime_data(dtype)
-    if unit == "generic" or (dtype.kind == "m" and unit in _MONTHS):
-        raise _BadRow(TypeError, "a time without a definite unit has no key hash")
-    return unit.replace("μs", "us"), count
-
-
-def _words_part(
-    ticks: np.ndarray, null: np.ndarray | None, unit: str, count: int, start: int, out: np.ndarray, seed: int
+def _hash_ticks(
+    ticks: np.ndarray, null: np.ndarray, unit: str, count: int, start: int, out: np.ndarray, seed: int
 ) -> None:
     part = out[start : start + len(ticks)]
     try:
-        words, _ = _time_words(ticks, unit, count, null)
+        words = _time_words(np.where(null, 0, ticks), unit, count)
     except _BadRow as bad:
-        raise _BadRow(bad.kind, bad.why, start + (bad.row or 0)) from None
+        raise bad.moved(start + (bad.row or 0)) from None
     _hash_words(words, part, seed)
-    if null is not None:
-        part[null] = _NULL
+    part[null] = _NULL
 
 
-def _time_words(ticks: np.ndarray, unit: str, count: int, null: np.ndarray | None) -> tuple[np.ndarray, None]:
+def _time_words(ticks: np.ndarray, unit: str, count: int) -> np.ndarray:
+    """What `_time_bytes` does, for an array; nothing wraps around."""
     if unit in _MONTHS:
-        factor = _MONTHS[unit] * count
-        _refuse(np.abs(ticks) > 12 * 300_000 // factor, null, _BEYOND)
-        ticks, unit, count = (ticks * factor).view("M8[M]").astype("M8[D]").view(np.int64), "D", 1
+        months = _times(ticks, count * _MONTHS[unit])
+        _refuse((months > _MAX_MONTHS) | (months < -_MAX_MONTHS), _BEYOND)
+        return _time_words(months.view("M8[M]").astype("M8[D]").view(np.int64), "D", 1)
     if unit in _MICROS:
-        factor = _MICROS[unit] * count
-        if factor == 1:
-            return ticks, None
-        limit = (2**63 - 1) // factor
-        _refuse((ticks > limit) | (ticks < -limit - (2**63 % factor == 0)), null, _BEYOND)
-        return ticks * factor, None
-    if count != 1:
-        limit = (2**63 - 1) // count
-        _refuse((ticks > limit) | (ticks < -limit), null, _BEYOND)
-        ticks = ticks * count
-    if unit != "ns":
-        nanos = ticks // _PER_NANO[unit]
-        _refuse(nanos * _PER_NANO[unit] != ticks, null, _FINER)
-        ticks = nanos
-    micros = ticks // 1_000
-    return np.where(micros * 1_000 == ticks, micros, ticks), None
+        return _times(ticks, count * _MICROS[unit])
+    ticks = _times(ticks, count)
+    nanos = ticks // _PER_NANO[unit]
+    _refuse(nanos * _PER_NANO[unit] != ticks, _FINER)
+    micros = nanos // 1_000
+    return np.where(micros * 1_000 == nanos, micros, nanos)
 
 
-def _refuse(bad: np.ndarray, null: np.ndarray | None, why: str) -> None:
-    if null is not None:
-        bad = bad & ~null
+def _times(ticks: np.ndarray, factor: int) -> np.ndarray:
+    _refuse((ticks > (2**63 - 1) // factor) | (ticks < -(2**63 // factor)), _BEYOND)
+    return ticks * factor
+
+
+def _refuse(bad: np.ndarray, why: str) -> None:
     if bad.any():
         raise _BadRow(ValueError, why, int(bad.argmax()))
 
@@ -804,86 +822,109 @@ def _time_unit(kind: pa.DataType) -> str | None:
 
 
 def _hash_arrow(array: pa.Array, out: np.ndarray, seed: int) -> None:
-    kind = array.type
-    types = pa.types
-    if types.is_null(kind):
-        out[:] = _NULL
-        return
+    if _is_uuid(array.type):
+        array = array.storage
+    kind, types = array.type, pa.types
     if types.is_dictionary(kind):
-        codes = array.indices.cast(pa.int64()).fill_null(-1)
-        _hash_coded(_Coded(codes.to_numpy(), array.dictionary), out, seed)
+        _hash_coded(_Coded(array.indices, array.dictionary), out, seed)
         return
     if types.is_run_end_encoded(kind):
         _hash_runs(array, out, seed)
         return
-    if _is_uuid(kind):
-        array, kind = array.storage, array.storage.type
+    if 0 < len(array) == array.null_count:
+        out[:] = _NULL
+        return
     if types.is_boolean(kind):
-        _hash_numbers(array.cast(pa.uint8()).fill_null(0).to_numpy(), out, seed)
+        _hash_bits(array, out, seed)
     elif types.is_integer(kind) or types.is_floating(kind):
         _hash_numpy(_fixed(array, kind.to_pandas_dtype()), out, seed)
-    elif types.is_date64(kind):
-        _hash_ticks(array, np.int64, "D", 86_400_000, out, seed)
-    elif (unit := _time_unit(kind)) is not None:
-        _hash_ticks(array, np.int32 if kind.bit_width == 32 else np.int64, unit, 1, out, seed)
+    elif types.is_date64(kind) or _time_unit(kind) is not None:
+        _hash_times(array, out, seed)
+    elif types.is_decimal(kind):
+        _hash_decimals(array, out, seed)
     elif types.is_string(kind) or types.is_binary(kind):
         _hash_spans(array, 4, out, seed)
     elif types.is_large_string(kind) or types.is_large_binary(kind):
         _hash_spans(array, 8, out, seed)
     elif types.is_fixed_size_binary(kind):
-        _hash_fixed(_address(array.buffers()[1]) + array.offset * kind.byte_width, kind.byte_width, out, seed)
-    elif _is_view(kind):
+        buffer, width = array.buffers()[1], kind.byte_width
+        _hash_fixed(_address(buffer) + array.offset * width, width, out, seed)
+    elif str(kind) in ("string_view", "binary_view"):
         _hash_views(array, out, seed)
-        return
-    elif types.is_decimal(kind):
-        _hash_objects(array.to_pylist(), out, seed)
-    else:
-        raise _BadRow(TypeError, "this type has no key hash")
+    elif not types.is_null(kind):
+        raise _BadRow(TypeError, _NO_TYPE)
     _clear_nulls(array, out)
-
-
-def _is_view(kind: pa.DataType) -> bool:
-    return str(kind) in ("string_view", "binary_view")
 
 
 def _hash_runs(array: pa.Array, out: np.ndarray, seed: int) -> None:
     first, count = array.find_physical_offset(), array.find_physical_length()
-    ends = np.asarray(array.run_ends)[first : first + count].astype(np.int64) - array.offset
-    lengths = np.diff(np.minimum(ends, len(array)), prepend=0)
     hashes = np.empty(count, np.uint64)
+    ends = np.asarray(array.run_ends)[first : first + count].astype(np.int64) - array.offset
     try:
         _hash_into(array.values[first : first + count], hashes, seed)
     except _BadRow as bad:
-        row = None if bad.row is None else int(lengths[: bad.row].sum())
-        raise _BadRow(bad.kind, bad.why, row) from None
-    out[:] = np.repeat(hashes, lengths)
+        raise bad.moved(int(ends[bad.row - 1]) if bad.row else 0) from None
+    for start, stop in _blocks(len(out)):
+        i, j = np.searchsorted(ends, [start, stop - 1], "right")
+        lengths = np.diff(np.minimum(ends[i : j + 1], stop), prepend=start)
+        out[start:stop] = np.repeat(hashes[i : j + 1], lengths)
 
 
 def _fixed(array: pa.Array, dtype: Any) -> np.ndarray:
-    """The values of a fixed-width array, in place; anything may stand under nulls."""
+    """The values of a fixed-width array, in place. Anything may stand under nulls."""
     buffer = array.buffers()[1]
     if buffer is None or len(array) == 0:
-        return np.zeros(len(array), dtype)
-    return np.frombuffer(buffer, dtype, len(array), array.offset * np.dtype(dtype).itemsize)
+        return np.empty(0, dtype)
+    dtype = np.dtype(dtype)
+    return np.frombuffer(buffer, dtype, len(array), array.offset * dtype.itemsize)
 
 
-def _hash_ticks(array: pa.Array, dtype: Any, unit: str, per_unit: int, out: np.ndarray, seed: int) -> None:
-    values = _fixed(array, dtype)
+def _hash_times(array: pa.Array, out: np.ndarray, seed: int) -> None:
+    kind = array.type
+    ticks = _fixed(array, f"i{kind.bit_width // 8}")
     for start, stop in _blocks(len(array)):
-        ticks = values[start:stop].astype(np.int64) // per_unit
-        null = None if array.null_count == 0 else ~np.asarray(array[start:stop].is_valid())
-        _words_part(ticks, null, unit, 1, start, out, seed)
+        block = ticks[start:stop].astype(np.int64)
+        if pa.types.is_date64(kind):
+            block //= _DAY64
+        null = np.asarray(array[start:stop].is_null())
+        _hash_ticks(block, null, _time_unit(kind) or "D", 1, start, out, seed)
+
+
+def _hash_decimals(array: pa.Array, out: np.ndarray, seed: int) -> None:
+    """Integral decimals whose digits fit into an int64 are words; others go value by value."""
+    width, scale = array.type.bit_width // 8, array.type.scale
+    limbs = _fixed(array, (f"i{min(width, 8)}", (max(width // 8, 1),)))  # the lowest first
+    for start, stop in _blocks(len(array)):
+        low = limbs[start:stop, 0].astype(np.int64)
+        words = (limbs[start:stop, 1:] == (low >> 63)[:, None]).all(axis=1)
+        whole = low // 10**scale if 0 <= scale <= 18 else np.zeros_like(low)
+        words &= (whole * 10**scale if 0 <= scale <= 18 else whole) == low
+        _hash_words(whole, out[start:stop], seed)
+        block = array[start:stop]
+        rest = np.flatnonzero(~words & np.asarray(block.is_valid()))
+        for row, value in zip(rest.tolist(), block.take(pa.array(rest)).to_pylist(), strict=True):
+            out[start + row] = _hash_scalar(value, seed)
+
+
+def _hash_bits(array: pa.Array, out: np.ndarray, seed: int) -> None:
+    hashes = np.array([_hash_scalar(False, seed), _hash_scalar(True, seed)], np.uint64)
+    for start, stop in _blocks(len(out)):
+        hashes.take(_bits(array, 1, start, stop), out=out[start:stop], mode="clip")
 
 
 def _clear_nulls(array: pa.Array, out: np.ndarray) -> None:
-    bitmap = array.buffers()[0]
-    if bitmap is None or array.null_count == 0:
-        return
-    data = np.frombuffer(bitmap, np.uint8)
-    for start, stop in _blocks(len(out)):
-        first = array.offset + start
-        bits = np.unpackbits(data[first // 8 : (array.offset + stop + 7) // 8], bitorder="little")
-        out[start:stop] *= bits[first % 8 :][: stop - start]
+    if array.null_count:
+        for start, stop in _blocks(len(out)):
+            out[start:stop] *= _bits(array, 0, start, stop)
+
+
+def _bits(array: pa.Array, buffer: int, start: int, stop: int) -> np.ndarray:
+    first, last = array.offset + start, array.offset + stop
+    data = array.buffers()[buffer]
+    if data is None:
+        return np.empty(0, np.uint8)
+    packed = np.frombuffer(data, np.uint8)[first // 8 : (last + 7) // 8]
+    return np.unpackbits(packed, bitorder="little")[first % 8 :][: stop - start]
 
 
 # ---------------------------------------------------------------------------------------------------- kernels
@@ -923,9 +964,14 @@ def _hash_views(array: pa.Array, out: np.ndarray, seed: int) -> None:
         )
 
 
+def _empty(n: int) -> np.ndarray:
+    """Room for hashes from Arrow's pool, which reuses memory; numpy's are fresh pages in a Dask worker."""
+    return np.ndarray(n, np.uint64, buffer=pa.allocate_buffer(8 * n))
+
+
 def _combine(hashes: list[np.ndarray], seed: int) -> np.ndarray:
     """XXH64 over each row's hashes of several columns."""
-    out = np.empty(len(hashes[0]), np.uint64)
+    out = _empty(len(hashes[0]))
     for start, stop in _blocks(len(out)):
         rows = np.stack([column[start:stop] for column in hashes], axis=1)
         _hash_fixed(rows.ctypes.data, 8 * len(hashes), out[start:stop], seed)

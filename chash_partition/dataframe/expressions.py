@@ -88,8 +88,7 @@ class Claim(Expr):
 
     def _under_groupby(self, parent: Expr) -> Expr:
         facts = known(self.frame)
-        by = {column for column in parent.by if not isinstance(column, Expr)}
-        if facts is None or facts.layout.npartitions == 1 or not by.issuperset(facts.on):
+        if facts is None or not self._groups_meet(parent, facts):
             return Claim(Told(parent.substitute(self, self.frame)))
         grouped = parent.substitute(self, Told(self.frame, facts.on))
         # Dask gives the number of partitions that a shuffle would make; there is none.
@@ -100,6 +99,17 @@ class Claim(Expr):
         if isinstance(grouped, Median):
             grouped = grouped.substitute_parameters({"split_every": None})
         return Claim(Told(grouped))
+
+    def _groups_meet(self, parent: Expr, facts: Known) -> bool:
+        """Whether each group lies in one partition, which alone reports it."""
+        by = {column for column in parent.by if not isinstance(column, Expr)}
+        if facts.layout.npartitions == 1 or not by.issuperset(facts.on):
+            return False
+        # Unless told otherwise, pandas reports all categories, also from partitions without them.
+        observed = "observed" in parent._parameters and parent.operand("observed") is True
+        return observed or not any(
+            _is_category(dtype) for column in parent.by for dtype in _dtypes(self._meta, column)
+        )
 
     def _lower(self) -> Expr:
         # Straight to what the frame becomes: a merge must decide before its sides are lowered.
@@ -195,7 +205,7 @@ class Place(Expr):
             )
         else:
             moved = Shuffle(tagged, PARTITION, layout.npartitions, False, self.engine)
-        return Untag(moved, meta, packed, self.on, layout)
+        return Untag(moved, meta, packed)
 
 
 def _rowwise(predicate: Expr, frame: Expr) -> bool:
@@ -218,21 +228,14 @@ class Tag(Blockwise):
 
 
 class Untag(Blockwise):
-    """Undoes `Tag`: the lowered form of a placed frame."""
+    """Undoes `Tag`."""
 
-    _parameters = ["frame", "meta", "packed", "on", "layout"]
+    _parameters = ["frame", "meta", "packed"]
     operation = staticmethod(untag)
-
-    @functools.cached_property
-    def _args(self) -> list[Any]:
-        return [self.frame, self.meta, self.packed]
 
     @functools.cached_property
     def _meta(self) -> pd.DataFrame:
         return self.meta
-
-    def _known(self) -> Known:
-        return Known(self.on, self.layout)
 
 
 class P2PPlace(P2PShuffle):
@@ -314,8 +317,6 @@ class PlacedMerge(Merge):
 class ColocatedMerge(BlockwiseMerge):
     """Partition i of the left with partition i of the right, in one task each."""
 
-    _known = _known_of_merge
-
     @property
     def unique_partition_mapping_columns_from_shuffle(self) -> set[tuple[Label, ...]]:
         return set()
@@ -337,7 +338,7 @@ class ColocatedMerge(BlockwiseMerge):
         )
 
 
-# The largest integer below which every integer is a float64.
+# Up to here every integer is a float64.
 EXACT = 2**53
 
 
@@ -346,27 +347,38 @@ def merge_partitions(
 ) -> pd.DataFrame:
     """Join two partitions; refuse numbers that pandas would join although they differ."""
     for left_on, right_on in zip(_listed(kwargs["left_on"]), _listed(kwargs["right_on"]), strict=True):
-        kinds = [_number_kind(left[left_on].dtype), _number_kind(right[right_on].dtype)]
-        if None in kinds or kinds[0] == kinds[1]:
+        sides = [("left", left_on, _values(left[left_on])), ("right", right_on, _values(right[right_on]))]
+        if {_number(column.dtype) for _, _, column in sides} != {"integer", "float"}:
             continue
-        for column, name in ((left[left_on], left_on), (right[right_on], right_on)):
+        for side, name, column in sides:
             if (value := _inexact(column)) is not None:
                 raise ValueError(
-                    f"cannot join {left_on!r} ({left[left_on].dtype}) to {right_on!r} "
-                    f"({right[right_on].dtype}): {name!r} holds {value}, beyond 2**53, where pandas "
-                    "would compare rounded numbers and join keys that differ. "
-                    "Give both columns one dtype first, e.g. with astype('int64')"
+                    f"cannot join {left_on!r} to {right_on!r}: one is integer and one float, and {name!r} of "
+                    f"the {side} frame holds {value}, beyond 2**53, where pandas would compare rounded numbers "
+                    "and join keys that differ. Give both columns one dtype first, e.g. astype('int64')"
                 )
     return merge_chunk(left, right, result_meta=result_meta, **kwargs)
 
 
-def _number_kind(dtype: Any) -> str | None:
-    kind = getattr(dtype, "kind", None)
-    return kind if isinstance(kind, str) and kind in "iuf" else None
+def _values(column: pd.Series) -> pd.Series:
+    if not _is_category(column.dtype):
+        return column
+    return pd.Series(column.cat.remove_unused_categories().cat.categories)
+
+
+def _dtypes(meta: pd.DataFrame, column: Any) -> list[Any]:
+    return [column._meta.dtype] if isinstance(column, Expr) else [meta[column].dtype]
+
+
+def _is_category(dtype: Any) -> bool:
+    return isinstance(dtype, pd.CategoricalDtype)
+
+
+def _number(dtype: Any) -> str | None:
+    return {"i": "integer", "u": "integer", "f": "float"}.get(str(getattr(dtype, "kind", "")))
 
 
 def _inexact(column: pd.Series) -> object:
-    # One pass over min and max: no copy of the column.
     present = [v for v in (column.min(), column.max()) if not pd.isna(v) and not np.isinf(v)]
     return next((v for v in present if abs(int(v)) > EXACT), None)
 
