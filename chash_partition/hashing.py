@@ -896,9 +896,8 @@ def _hash_decimals(array: pa.Array, out: np.ndarray, seed: int) -> None:
     limbs = _fixed(array, (f"i{min(width, 8)}", (max(width // 8, 1),)))  # the lowest first
     for start, stop in _blocks(len(array)):
         low = limbs[start:stop, 0].astype(np.int64)
-        words = (limbs[start:stop, 1:] == (low >> 63)[:, None]).all(axis=1)
-        whole = low // 10**scale if 0 <= scale <= 18 else np.zeros_like(low)
-        words &= (whole * 10**scale if 0 <= scale <= 18 else whole) == low
+        whole, part = np.divmod(low, 10**scale) if 0 <= scale <= 18 else (np.zeros_like(low), low)
+        words = (part == 0) & (limbs[start:stop, 1:] == (low >> 63)[:, None]).all(axis=1)
         _hash_words(whole, out[start:stop], seed)
         block = array[start:stop]
         rest = np.flatnonzero(~words & np.asarray(block.is_valid()))
