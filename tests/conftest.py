@@ -21,7 +21,7 @@ def cluster() -> Iterator[LocalCluster]:
         n_workers=WORKERS,
         threads_per_worker=1,
         processes=True,
-        dashboard_address=None,
+        dashboard_address=":0",
         memory_limit=0,
     ) as cluster:
         yield cluster
