@@ -56,7 +56,18 @@ def _listed(columns: Any) -> list[Label]:
     return list(columns) if isinstance(columns, list) else [columns]
 
 
-class Claim(Expr):
+class Abstract(Expr):
+    """An expression that is lowered to others before it is computed.
+
+    Dask 2025.7 asks any expression that is not of its own modules for a graph, only to see
+    whether it has one: so there is one, of what it is lowered to.
+    """
+
+    def _layer(self) -> dict[Any, Any]:
+        return self.lower_completely().__dask_graph__()
+
+
+class Claim(Abstract):
     """Marks a frame as descending from a placed one; climbs to the root and vanishes there."""
 
     _parameters = ["frame"]
@@ -89,7 +100,7 @@ class Claim(Expr):
     def _under_groupby(self, parent: Expr) -> Expr:
         facts = known(self.frame)
         if facts is None or not self._groups_meet(parent, facts):
-            return Claim(Told(parent.substitute(self, self.frame)))
+            return Claim(Told(_one_list_of_categories(parent).substitute(self, self.frame)))
         grouped = parent.substitute(self, Told(self.frame, facts.on))
         # Dask gives the number of partitions that a shuffle would make; there is none.
         if "split_out" in grouped._parameters:
@@ -105,16 +116,31 @@ class Claim(Expr):
         by = {column for column in parent.by if not isinstance(column, Expr)}
         if facts.layout.npartitions == 1 or not by.issuperset(facts.on):
             return False
-        # Unless told otherwise, pandas reports all categories, also from partitions without them.
-        observed = "observed" in parent._parameters and parent.operand("observed") is True
-        return observed or not any(
-            _is_category(dtype) for column in parent.by for dtype in _dtypes(self._meta, column)
-        )
+        return not _reports_all_categories(parent)
 
     def _lower(self) -> Expr:
         # Straight to what the frame becomes: a merge must decide before its sides are lowered.
         lowered = self.frame._lower()
         return self.frame if lowered is None else lowered
+
+
+def _reports_all_categories(groups: Expr) -> bool:
+    """Whether each partition of the result may list categories that it has no rows of."""
+    if "observed" in groups._parameters and groups.operand("observed") is True:
+        return False
+    meta = groups.frame._meta
+    return any(
+        _is_category(column._meta.dtype if isinstance(column, Expr) else meta[column].dtype)
+        for column in groups.by
+        if isinstance(column, Expr) or (meta.ndim == 2 and column in meta.columns)
+    )
+
+
+def _one_list_of_categories(groups: Expr) -> Expr:
+    """The group-by in one partition, where several would each list all categories."""
+    if "split_out" not in groups._parameters or not _reports_all_categories(groups):
+        return groups
+    return groups.substitute_parameters({"split_out": 1})
 
 
 class Told(Elemwise):
@@ -165,7 +191,7 @@ class Told(Elemwise):
         return type(self)(self.frame, self.operand("columns"), True)
 
 
-class Place(Expr):
+class Place(Abstract):
     """Rows into the partitions of a layout. Abstract: lowered to the engine's own steps."""
 
     _parameters = ["frame", "on", "layout", "engine", "addresses"]
@@ -288,7 +314,7 @@ def _known_of_merge(merge: Merge) -> Known | None:
     return None if renamed else kept
 
 
-class PlacedMerge(Merge):
+class PlacedMerge(Abstract, Merge):
     """A merge with a placed frame below it.
 
     Where both sides are placed by one hash into one number of partitions, and the merge keys
@@ -353,9 +379,10 @@ def merge_partitions(
         for side, name, column in sides:
             if (value := _inexact(column)) is not None:
                 raise ValueError(
-                    f"cannot join {left_on!r} to {right_on!r}: one is integer and one float, and {name!r} of "
-                    f"the {side} frame holds {value}, beyond 2**53, where pandas would compare rounded numbers "
-                    "and join keys that differ. Give both columns one dtype first, e.g. astype('int64')"
+                    f"cannot join {left_on!r} to {right_on!r}: one is integer and one float, and {name!r} "
+                    f"of the {side} frame holds {value}, beyond 2**53, where pandas would compare rounded "
+                    "numbers and join keys that differ. Give both columns one dtype first, "
+                    "e.g. with astype('int64')"
                 )
     return merge_chunk(left, right, result_meta=result_meta, **kwargs)
 
@@ -364,10 +391,6 @@ def _values(column: pd.Series) -> pd.Series:
     if not _is_category(column.dtype):
         return column
     return pd.Series(column.cat.remove_unused_categories().cat.categories)
-
-
-def _dtypes(meta: pd.DataFrame, column: Any) -> list[Any]:
-    return [column._meta.dtype] if isinstance(column, Expr) else [meta[column].dtype]
 
 
 def _is_category(dtype: Any) -> bool:
