@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
+from datetime import date, timedelta
+from decimal import Decimal
 from typing import Any
 
 import dask.dataframe as dd
@@ -348,9 +350,26 @@ class ChashAccessor:
         -------
         pandas.DataFrame
             No rows if the key is nowhere.
+
+        Raises
+        ------
+        TypeError
+            If the key is of another kind than its column, e.g. a str for a column of numbers.
+        ValueError
+            If a tuple has another length than there are key columns.
+
+        Examples
+        --------
+        >>> import pandas as pd, dask.dataframe as dd
+        >>> from chash_partition import chash_repartition
+        >>> df = dd.from_pandas(pd.DataFrame({"k": ["a", "b", "a"], "x": [1, 2, 3]}), npartitions=1)
+        >>> df.pipe(chash_repartition, on="k", npartitions=4).chash.lookup("a")["x"].tolist()
+        [1, 3]
         """
         facts = self._known
         partition = facts.layout.partition_of_key(key)
+        for column, value in zip(facts.on, key if isinstance(key, tuple) else (key,), strict=True):
+            _check_kind(column, self._df._meta[column].dtype, value)
         one = new_collection(Partitions(self._df.expr, [partition]))
         return one.map_partitions(
             _rows_of, list(facts.on), key, facts.layout.seed, meta=self._df._meta
@@ -359,6 +378,24 @@ class ChashAccessor:
 
 def _rows_of(block: pd.DataFrame, on: list[Hashable], key: Any, seed: int) -> pd.DataFrame:
     return block[hash_keys(block[on], seed=seed) == np.uint64(hash_key(key, seed))]
+
+
+def _check_kind(column: Hashable, dtype: Any, value: Any) -> None:
+    """Equal key hashes mean equal keys within one kind only: 0 and the epoch hash alike."""
+    if isinstance(dtype, pd.CategoricalDtype):
+        dtype = getattr(dtype.categories, "dtype", dtype)
+    kinds: list[tuple[bool, tuple[type, ...]]] = [
+        (pd.api.types.is_numeric_dtype(dtype), (bool, int, float, Decimal, np.number, np.bool_)),
+        (isinstance(dtype, pd.StringDtype), (str,)),
+        (pd.api.types.is_datetime64_any_dtype(dtype), (date, np.datetime64)),
+        (pd.api.types.is_timedelta64_dtype(dtype), (timedelta, np.timedelta64)),
+    ]
+    for holds, types in kinds:
+        if holds and not isinstance(value, types) and not pd.isna(value):
+            raise TypeError(
+                f"key {value!r} is a {type(value).__name__}, but column {column!r} has dtype {dtype}: "
+                "look up a value as the column holds them"
+            )
 
 
 def _labels(columns: Any) -> list[Hashable]:
