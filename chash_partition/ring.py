@@ -283,7 +283,19 @@ class HashRing:
         >>> HashRing.from_tokens({203: "a", 209: "g"}).owner_indices([203, 204, 209, 210]).tolist()
         [0, 1, 1, 0]
         """
-        return self._owners[np.searchsorted(self._tokens, ring_points(points))]
+        points = ring_points(points)
+        bits = (32 * len(self._tokens)).bit_length()
+        if len(points) < 2**bits:
+            return self._owners[np.searchsorted(self._tokens, points)]
+        # Of many points, most lie in arcs with no token inside, whose owner is known: a table of equal arcs
+        # knows it, or -1, and only what is left needs a search. As groupcache does.
+        shift = np.uint64(64 - bits)
+        first = np.searchsorted(self._tokens, np.arange(2**bits, dtype=np.uint64) << shift)
+        empty = first == np.append(first[1:], len(self._tokens))
+        owners = np.where(empty, self._owners[first], np.int32(-1))[points >> shift]
+        rest = np.flatnonzero(owners < 0)
+        owners[rest] = self._owners[np.searchsorted(self._tokens, points[rest])]
+        return owners
 
     def preference(self, key: object, n: int | None = None) -> list[str]:
         """The first n distinct nodes clockwise from a key: its owner, then who is next if that one is gone.

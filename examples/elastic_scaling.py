@@ -63,7 +63,7 @@ def show(*frames) -> None:
 
 def report(plan) -> None:
     """Moves made, against the fewest possible and against `hash % workers`."""
-    before, after = len(plan.before.counts()), len(plan.after.nodes)
+    before, after = len(plan.before.nodes), len(plan.after.nodes)
     total = plan.after.npartitions
     modulo = sum(p % before != p % after for p in range(total))
     print(f"  moved {len(plan.moves)} of {total} partitions ({format_bytes(plan.nbytes)} of flights)")

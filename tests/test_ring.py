@@ -118,6 +118,19 @@ def test_fill_and_steps_to_by_the_book(nodes, vnodes, points, data):
         assert ring.steps_to(points, np.array(room) > 0).tolist() == steps
 
 
+@pytest.mark.parametrize("hash", ["xxh64", "md5"])
+@pytest.mark.parametrize("vnodes", [1, 3, 40])
+def test_many_points_have_the_owners_that_few_have(hash, vnodes):
+    """Many points take another way, by a table; tokens, their neighbours and both ends included."""
+    ring = HashRing(["a", "b", "c"], vnodes=vnodes, hash=hash)
+    near = np.array(
+        [(token + d) % 2**64 for token, _ in ring.tokens for d in (-1, 0, 1)] + [0, 2**64 - 1], np.uint64
+    )
+    points = np.concatenate([near, np.random.default_rng(1).integers(0, 2**64, 10_000, dtype=np.uint64)])
+    few = np.concatenate([ring.owners_at(points[i : i + 10]) for i in range(0, len(points), 10)])
+    assert ring.owners_at(points).tolist() == few.tolist()
+
+
 def test_equal_tokens_belong_to_the_smaller_name():
     """MD5 tokens have 32 bits: with enough of them some collide, between nodes too."""
     names = [f"n{i}" for i in range(60)]
