@@ -292,7 +292,7 @@ class HashRing:
         shift = np.uint64(64 - bits)
         first = np.searchsorted(self._tokens, np.arange(2**bits, dtype=np.uint64) << shift)
         empty = first == np.append(first[1:], len(self._tokens))
-        owners = np.where(empty, self._owners[first], np.int32(-1))[points >> shift]
+        owners: npt.NDArray[np.int32] = np.where(empty, self._owners[first], np.int32(-1))[points >> shift]
         rest = np.flatnonzero(owners < 0)
         owners[rest] = self._owners[np.searchsorted(self._tokens, points[rest])]
         return owners
