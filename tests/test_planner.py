@@ -1,6 +1,7 @@
 """Plans: the rule word by word, the bound against a solver, traces, JSON, and what people read."""
 
 import dataclasses
+import doctest
 import json
 import pickle
 import random
@@ -566,6 +567,15 @@ def test_html_escapes_names():
 def test_bytes_are_readable(nbytes, text):
     plan = plan_rebalance(layout(1, ["a"]), ["b"]).with_sizes([nbytes])
     assert f"move ({text});" in str(plan)
+
+
+def test_the_page_on_rings_and_plans_is_true():
+    page = Path(__file__).parent.parent / "docs" / "ring-and-plans.md"
+    failed, tried = doctest.testfile(
+        str(page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE
+    )
+    assert not failed
+    assert tried > 10
 
 
 # Large
