@@ -666,13 +666,16 @@ def _positions(codes: Any) -> np.ndarray:
 
 
 def _taken(values: Any, positions: np.ndarray) -> Any:
-    if isinstance(values, _Coded):
-        return _Coded(values.codes.take(positions), values.distinct)
     if isinstance(values, list):
         return [values[position] for position in positions]
-    return _values(
-        values.take(pa.array(positions) if isinstance(values, (pa.Array, pa.ChunkedArray)) else positions)
-    )
+    if isinstance(values, _Coded):
+        return _Coded(_taken(values.codes, positions), values.distinct)
+    if not isinstance(values, pa.Array):
+        return _values(values.take(positions))
+    try:
+        return values.take(pa.array(positions))
+    except pa.ArrowNotImplementedError:  # views and runs
+        return pa.concat_arrays([values[p : p + 1] for p in positions.tolist()] or [values[:0]])
 
 
 # ---------------------------------------------------------------------------------------------------- objects

@@ -614,7 +614,7 @@ def partition_points(npartitions: int) -> npt.NDArray[np.uint64]:
     return (-(-first // npartitions) << 32).astype(np.uint64)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)
 def ring_of(weights: tuple[tuple[str, Fraction], ...], vnodes: int, seed: int) -> HashRing:
     """The ring of these nodes. Remembered: layouts and plans of the same nodes ask for it again and again."""
     return HashRing(dict(weights), vnodes=vnodes, seed=seed)

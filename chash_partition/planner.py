@@ -379,7 +379,7 @@ class RebalancePlan:
         busiest = sorted({*before, *after}, key=lambda name: (-gives[name] - takes[name], name))
         nodes = [
             [
-                name,
+                show(name),
                 str(weights.get(name, "leaves")),
                 f"{float(weights.get(name, Fraction(0)) * self.before.npartitions / total):,.2f}",
                 *(f"{n:,}" for n in (before.get(name, 0), before.get(name, 0) - gives[name], takes[name])),
@@ -388,7 +388,7 @@ class RebalancePlan:
             for name in sorted(busiest[:MAX_ROWS])
         ]
         moves = [
-            [source, target, f"{n:,}"]
+            [show(source), show(target), f"{n:,}"]
             for (source, target), n in sorted(flows.items(), key=by_count)[:MAX_ROWS]
         ]
         tables = [
@@ -458,6 +458,11 @@ def imbalance(layout: Layout, weights: Mapping[str, Fraction]) -> float:
 def by_count(flow: tuple[tuple[str, str], int]) -> tuple[int, tuple[str, str]]:
     """Sort key: most partitions first, then by names."""
     return -flow[1], flow[0]
+
+
+def show(name: str) -> str:
+    """A node's name in a table, where an empty one or a line break would not be seen for what it is."""
+    return name if name.strip() and name.isprintable() else repr(name)
 
 
 def more(n: int, noun: str) -> str:

@@ -13,9 +13,9 @@ preference lists as in Amazon's Dynamo (SOSP 2007).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import md5
 from itertools import chain
 from operator import index
@@ -99,18 +99,9 @@ class HashRing:
         vnodes = integer("vnodes", vnodes, 1)
         seed = check_hash(hash, seed)
         counts = [max(1, round(vnodes * weight)) for weight in weights.values()]
-        tails = [b"#%d" % i for i in range(1, max(counts) + 1)]
-
-        def tokens() -> Iterator[int]:
-            for name, count in zip(weights, counts, strict=True):
-                head = name.encode()
-                for tail in tails[:count]:
-                    yield md5_32(head + tail) if hash == "md5" else xxh64(head + tail, seed)
-
+        tokens = [node_tokens(name, n, hash, seed) for name, n in zip(weights, counts, strict=True)]
         self._build(
-            weights,
-            np.fromiter(tokens(), np.uint64, sum(counts)),
-            np.repeat(np.arange(len(counts), dtype=np.int32), counts),
+            weights, np.concatenate(tokens), np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         )
         self._vnodes, self._hash, self._seed = vnodes, hash, seed
 
@@ -596,6 +587,14 @@ def ring_points(points: Any) -> npt.NDArray[np.uint64]:
     if array.size and array.min() < 0:
         raise ValueError(f"points must be from 0 up to 2^64, got {array.min()}")
     return array.astype(np.uint64, copy=False)
+
+
+@lru_cache(maxsize=2**14)
+def node_tokens(name: str, n: int, hash: str, seed: int) -> npt.NDArray[np.uint64]:
+    """The first n tokens of a node. Remembered: the next ring has most of its nodes from the last."""
+    head = name.encode() + b"#"
+    position = md5_32 if hash == "md5" else partial(xxh64, seed=seed)
+    return np.fromiter((position(head + b"%d" % i) for i in range(1, n + 1)), np.uint64, n)
 
 
 def md5_32(data: bytes) -> int:

@@ -7,6 +7,7 @@ Run it with `make demo`, or `python examples/elastic_scaling.py`.
 """
 
 import logging
+import os
 import time
 from importlib.metadata import distribution
 from tempfile import TemporaryDirectory
@@ -77,10 +78,10 @@ def main() -> None:
     print(f"  {len(flights):,} flights of {flights[KEY].nunique():,} aircraft,")
     print(f"  {flights[KEY].isna().sum():,} flights with no tail number; {len(planes):,} planes")
 
-    # Dask announces each P2P shuffle as a warning.
-    local = LocalCluster(
-        n_workers=4, threads_per_worker=1, dashboard_address=None, silence_logs=logging.ERROR
-    )
+    # Dask logs each P2P shuffle as a warning, and a worker that closes as an error.
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    os.environ["DASK_LOGGING__DISTRIBUTED"] = "critical"
+    local = LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None)
     with TemporaryDirectory() as folder, local as cluster, Client(cluster) as client:
         print("\nPlacing flights and planes on 4 workers by tail number")
         for name, frame in (("flights", flights), ("planes", planes)):

@@ -552,6 +552,11 @@ def test_print_of_many_nodes_stays_short():
     assert "and 184 more nodes" in text
 
 
+def test_print_of_names_that_cannot_be_seen():
+    lines = str(plan_rebalance(layout(8, ["", "a\nb"]), ["", "a\nb", " "])).splitlines()
+    assert sum(line.startswith(("''", r"'a\nb'", "' '")) for line in lines) == 5
+
+
 def test_html_escapes_names():
     html = plan_rebalance(layout(8, ["<b>", "&"]), ["<b>", "&", '"x"'])._repr_html_()
     assert "<b>" not in html
