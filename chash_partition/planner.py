@@ -370,10 +370,8 @@ class RebalancePlan:
     def _tables(self) -> list[tuple[list[str], list[list[str]], str]]:
         """Header, rows and a last line: of where moves go, and of what they make of each node."""
         flows = Counter((move.source, move.target) for move in self.moves)
-        gives, takes = (
-            Counter(move.source for move in self.moves),
-            Counter(move.target for move in self.moves),
-        )
+        gives = Counter(move.source for move in self.moves)
+        takes = Counter(move.target for move in self.moves)
         before, after, weights = self.before.counts(), self.after.counts(), self.after.weights
         total = sum(weights.values())
         busiest = sorted({*before, *after}, key=lambda name: (-gives[name] - takes[name], name))
@@ -472,16 +470,10 @@ def more(n: int, noun: str) -> str:
 def as_text(header: list[str], rows: list[list[str]], last: str) -> str:
     lines = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    left = header.index(
-        "partitions" if "partitions" in header else "weight"
-    )  # names to the left, numbers to the right
-    texts = (
-        [
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        for line in lines
-    )
+    justify = [str.ljust if title in ("from", "to", "node") else str.rjust for title in header]
+    texts = [
+        [just(cell, width) for just, cell, width in zip(justify, line, widths, strict=True)] for line in lines
+    ]
     return "\n".join(["  ".join(cells) for cells in texts] + ([last] if last else []))
 
 
