@@ -1,0 +1,378 @@
+"""Moving partitions on a live cluster: exactly those, once each, whatever else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import dask.config
+import pytest
+from clusters import (
+    FOUR,
+    MORTALS,
+    SETTINGS,
+    assert_on_owners,
+    assert_right,
+    assert_same_rows,
+    counted,
+    holders,
+    keys_of,
+    kill,
+    local_cluster,
+    partitions_in_use,
+    placed,
+    rows,
+    stopped,
+    sums,
+    until,
+    workers,
+)
+from distributed import Client, wait
+
+
+def changed(before, after):
+    return [p for p, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+
+
+def once_each(plan, *frames):
+    """The transfers that the plan needs: each moved partition of each frame, once."""
+    return {keys_of(frame)[move.partition]: 1 for frame in frames for move in plan.moves}
+
+
+def transfers_of(transfers, *frames):
+    return {key: transfers[key] for key in keys_of(*frames) if transfers[key]}
+
+
+def memory_management(client):
+    """What manages memory on the scheduler, and which tasks of ours run there."""
+
+    def look(dask_scheduler):
+        manager = dask_scheduler.extensions["amm"]
+        return (
+            [(id(policy), type(policy).__name__, policy.manager is manager) for policy in manager.policies],
+            sorted(dask_scheduler.periodic_callbacks),
+            [repr(task) for task in asyncio.all_tasks() if "chash" in repr(task)],
+        )
+
+    return client.run_on_scheduler(look)
+
+
+@contextmanager
+def moving(client, frame, plan, stuck):
+    """A rebalance that has come as far as it can: one partition stays in use until the block's end."""
+    with ThreadPoolExecutor(1) as pool, partitions_in_use(client, frame, [stuck]):
+        move = pool.submit(frame.chash.rebalance, plan, progress=False)
+
+        def copied():
+            held = holders(client, frame)
+            return all(
+                held[m.partition] == [m.target] or (m.partition == stuck and m.target in held[stuck])
+                for m in plan.moves
+            )
+
+        until(lambda: move.done() or copied())
+        assert not move.done()
+        yield move
+
+
+def test_scaling_out_and_in_moves_the_fewest_partitions_under_load():
+    pdf, others = rows(), rows(500)
+    with dask.config.set(SETTINGS), local_cluster(4) as cluster, Client(cluster) as client:
+        df = placed(pdf, nodes=None).chash.persist()
+        mate = placed(others, layout=df.chash.layout).chash.persist()
+        assert df.npartitions == 64
+        assert_on_owners(client, df)
+        assert_on_owners(client, mate)
+        before = holders(client, df)
+
+        cluster.scale(5)
+        client.wait_for_workers(5)
+        plan = df.chash.plan()
+        assert len(plan.moves) == plan.lower_bound == 12
+        assert plan.nbytes == df.chash.sizes()[[move.partition for move in plan.moves]].sum()
+        with counted(client) as transfers:
+            running = client.compute([sums(df) * i for i in range(20)])
+            assert not all(future.done() for future in running)
+            done = df.chash.rebalance(plan, progress=False)
+            results = client.gather(running)
+        assert done == plan
+        for frame in (df, mate):
+            assert frame.chash.layout == plan.after
+            assert_on_owners(client, frame)
+        assert len(changed(before, holders(client, df))) == 12
+        assert transfers_of(transfers, df, mate) == once_each(plan, df, mate)
+        for i, found in enumerate(results):
+            assert_same_rows(found.reset_index(), (sums(pdf) * i).reset_index())
+
+        before = holders(client, df)
+        with counted(client) as transfers:
+            done = df.chash.retire([1, "3"], progress=False)
+            until(lambda: sorted(workers(client)) == ["0", "2", "4"])
+        moved = changed(before, holders(client, df))
+        assert len(done.moves) == done.lower_bound == len(moved)
+        assert transfers_of(transfers, df, mate) == once_each(done, df, mate)
+        cluster.sync(cluster.scale_down, [1, 3])
+        assert df.chash.layout == done.after
+        assert sorted(df.chash.layout.nodes) == ["0", "2", "4"]
+        for frame, its_rows in ((df, pdf), (mate, others)):
+            assert_on_owners(client, frame)
+            assert_right(frame, its_rows)
+
+
+@pytest.mark.parametrize("managed", [True, False], ids=["amm", "no-amm"])
+def test_one_transfer_for_each_move_while_group_bys_run(client, managed):
+    pdf = rows()
+    df = placed(pdf).chash.persist()
+    wait(df)
+    if not managed:
+        client.amm.stop()
+    try:
+        around = memory_management(client)
+        with counted(client) as transfers:
+            running = client.compute([sums(df) * i for i in range(20)])
+            assert not all(future.done() for future in running)
+            plan = df.chash.rebalance(progress=False)
+            results = client.gather(running)
+        assert client.amm.running() == managed
+        assert memory_management(client) == around
+    finally:
+        client.amm.start()
+    assert len(plan.moves) == plan.lower_bound == 12
+    assert transfers_of(transfers, df) == once_each(plan, df)
+    assert_on_owners(client, df)
+    for i, found in enumerate(results):
+        assert_same_rows(found.reset_index(), (sums(pdf) * i).reset_index())
+
+
+def test_work_stealing_leaves_no_copy_behind():
+    pdf = rows()
+    settings = {**SETTINGS, "distributed.scheduler.work-stealing": True}
+    with dask.config.set(settings), local_cluster(4) as cluster, Client(cluster) as client:
+        df = placed(pdf, nodes=FOUR[:3]).chash.persist()
+        wait(df)
+        running = client.compute([sums(df) * i for i in range(20)])
+        plan = df.chash.rebalance(progress=False)
+        for i, found in enumerate(client.gather(running)):
+            assert_same_rows(found.reset_index(), (sums(pdf) * i).reset_index())
+        assert len(plan.moves) == plan.lower_bound == 16
+        assert df.chash.layout == plan.after
+        # A stolen task leaves a copy, which Dask's own policy drops at its next run.
+        until(lambda: all(len(held) == 1 for held in holders(client, df)))
+        assert_on_owners(client, df)
+
+
+@pytest.mark.parametrize("ends", ["first", "last"])
+def test_two_layouts_move_at_once(client, ends):
+    """Dask's own policy, which drops second copies, leaves both alone as long as they move."""
+    frames = [placed(rows(400)).chash.persist() for _ in range(2)]
+    wait(frames)
+    around = memory_management(client)
+    plans = [frame.chash.plan() for frame in frames]
+    stuck = [
+        next(m for m in plan.moves if m.source == source) for plan, source in zip(plans, "01", strict=True)
+    ]
+    with counted(client) as transfers:
+        first, last = ExitStack(), ExitStack()
+        with last, first:
+            moves = [
+                stack.enter_context(moving(client, frame, plan, move.partition))
+                for stack, frame, plan, move in zip((first, last), frames, plans, stuck, strict=True)
+            ]
+            dask_runs(client)
+            (first if ends == "first" else last).close()
+            dask_runs(client)
+    assert [move.result(60) for move in moves] == plans
+    for frame, plan in zip(frames, plans, strict=True):
+        assert_on_owners(client, frame)
+        assert frame.chash.layout == plan.after
+        assert transfers_of(transfers, frame) == once_each(plan, frame)
+    assert memory_management(client) == around
+
+
+def dask_runs(client):
+    """Dask's policies, as often as it takes them to do what they do."""
+    for _ in range(3):
+        client.amm.run_once()
+
+
+def test_copies_that_are_there_already_are_used_and_others_dropped(client):
+    df = placed(rows(400)).chash.persist()
+    wait(df)
+    plan = df.chash.plan()
+    client.amm.stop()
+    try:
+        client.replicate(df, n=5)
+        assert all(len(held) == 5 for held in holders(client, df))
+        with counted(client) as transfers:
+            assert df.chash.rebalance(plan, progress=False) == plan
+        assert transfers_of(transfers, df) == {}
+        held = holders(client, df)
+        assert [held[move.partition] for move in plan.moves] == [["4"]] * 12
+    finally:
+        client.amm.start()
+
+
+def test_a_partition_in_use_moves_when_its_reader_ends(client):
+    df = placed(rows(400)).chash.persist()
+    wait(df)
+    plan = df.chash.plan()
+    with moving(client, df, plan, plan.moves[0].partition) as move:
+        pass
+    assert move.result(30) == plan
+    assert_on_owners(client, df)
+
+
+def test_a_partition_that_stays_in_use_is_reported(client):
+    pdf = rows(400)
+    df = placed(pdf).chash.persist()
+    wait(df)
+    plan = df.chash.plan()
+    stuck = plan.moves[0].partition
+    with partitions_in_use(client, df, [stuck]):
+        with (
+            dask.config.set({"chash-partition.rebalance.stall-timeout": "300ms"}),
+            pytest.warns(RuntimeWarning, match=rf"partition {stuck}: tasks kept a second copy in use on"),
+        ):
+            done = df.chash.rebalance(plan, progress=False)
+        assert [move.partition for move in done.moves] == [m.partition for m in plan.moves[1:]]
+        # What it returns is what df.chash knows from then on.
+        assert df.chash.layout == done.after
+    df.chash.rebalance(progress=False)
+    assert_on_owners(client, df)
+    assert set(df.chash.layout.counts().values()) == {12, 13}
+    assert_right(df, pdf)
+
+
+def test_frames_still_being_computed_move_when_they_are_there(client):
+    pdf = rows(400)
+    df = placed(pdf).chash.persist()
+    wait(df)
+    plan = df.chash.plan()
+    kept = df.chash.layout.partitions_of("0")[0]
+    assert kept not in [move.partition for move in plan.moves]
+    with ThreadPoolExecutor(1) as pool:
+        # Worker 0 has one thread, so nothing of the mate is computed there meanwhile.
+        with partitions_in_use(client, df, [kept]):
+            mate = placed(pdf.assign(z=1), layout=df.chash.layout).chash.persist()
+            move = pool.submit(df.chash.rebalance, plan, progress=False)
+            until(lambda: move.done() or holders(client, df).count(["4"]) == 12)
+            assert not move.done()
+        assert move.result(60) == plan
+    assert_on_owners(client, df)
+    assert_on_owners(client, mate)
+
+
+def test_the_target_dies(mortal):
+    pdf = rows()
+    df = placed(pdf, nodes=FOUR[:3], npartitions=32).chash.persist()
+    wait(df)
+    plan = df.chash.plan()
+    assert {move.target for move in plan.moves} == {"3"}
+
+    def move_and_kill():
+        with moving(mortal, df, plan, plan.moves[0].partition) as move:
+            kill(mortal, "3")
+            return move.result(60)
+
+    with pytest.warns(RuntimeWarning, match=r"(?s)8 partitions are not on their new owner.*has left"):
+        done = move_and_kill()
+    assert done.moves == ()
+    assert_right(df, pdf)
+    assert df.chash.layout.counts().get("3", 0) == 0
+    assert_balanced_again(mortal, df, pdf)
+
+
+def test_a_source_dies_after_the_copies(mortal):
+    pdf = rows()
+    df = placed(pdf, nodes=FOUR[:3], npartitions=32).chash.persist()
+    wait(df)
+    plan = df.chash.plan()
+    stuck = plan.moves[0]
+    with moving(mortal, df, plan, stuck.partition) as move:
+        kill(mortal, stuck.source)
+    assert move.result(60) == plan
+    assert_right(df, pdf)
+    assert_balanced_again(mortal, df, pdf)
+
+
+def test_a_source_dies_before_the_copies(mortal):
+    pdf = rows()
+    df = placed(pdf, nodes=FOUR[:3], npartitions=32).chash.persist()
+    wait(df)
+    plan = df.chash.plan()
+    source = plan.moves[0].source
+    with ThreadPoolExecutor(1) as pool:
+        with stopped(mortal, "3"):
+            move = pool.submit(df.chash.rebalance, plan, progress=False)
+            until(lambda: "move-start" in [e["action"] for _, e in mortal.get_events("chash")])
+            kill(mortal, source)
+        done = move.result(60)
+    assert done == plan
+    assert_right(df, pdf)
+    assert_balanced_again(mortal, df, pdf)
+
+
+def test_a_bystander_dies(mortal):
+    pdf = rows()
+    df = placed(pdf, nodes=FOUR[:3], npartitions=32).chash.persist()
+    wait(df)
+    plan = df.chash.plan(["0", "1", "3"])
+    bystander = ({"0", "1"} - {move.source for move in plan.moves}).pop()
+    with moving(mortal, df, plan, plan.moves[0].partition) as move:
+        kill(mortal, bystander)
+    assert move.result(60) == plan
+    assert_right(df, pdf)
+    assert_balanced_again(mortal, df, pdf)
+
+
+def assert_balanced_again(client, df, pdf):
+    """The nanny has started the dead worker again; one more rebalance gives it its share."""
+    until(lambda: len(workers(client)) == MORTALS)
+    plan = df.chash.rebalance(progress=False)
+    assert df.chash.layout == plan.after
+    assert set(plan.after.counts().values()) == {df.npartitions // MORTALS}
+    assert_on_owners(client, df)
+    assert_right(df, pdf)
+
+
+def test_a_worker_dies_for_good(mortal):
+    pdf = rows()
+    arguments = [
+        mortal.scheduler.address,
+        "--no-nanny",
+        "--name",
+        "extra",
+        "--nthreads",
+        "1",
+        "--no-dashboard",
+    ]
+    extra = subprocess.Popen(
+        [sys.executable, "-m", "distributed.cli.dask_worker", *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: "extra" in workers(mortal))
+        df = placed(pdf, nodes=["0", "1", "extra"], npartitions=24).chash.persist()
+        assert_on_owners(mortal, df)
+        layout = df.chash.layout
+        extra.kill()
+        until(lambda: "extra" not in workers(mortal))
+        # The pins of its partitions name an address that is gone.
+        assert_right(df, pdf)
+        again = placed(pdf, layout=layout).chash.persist()
+        assert_right(again, pdf)
+        with pytest.raises(ValueError, match="extra"):
+            df.chash.rebalance(df.chash.plan(["0", "1", "extra"]), progress=False)
+        df.chash.rebalance(progress=False)
+        for frame in (df, again):
+            assert frame.chash.layout.counts() == dict.fromkeys(FOUR, 6)
+            assert_on_owners(mortal, frame)
+            assert_right(frame, pdf)
+    finally:
+        extra.kill()
+        extra.wait()
