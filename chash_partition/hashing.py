@@ -18,6 +18,7 @@ import struct
 import threading
 import uuid
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import MAX_PREC, Context, Decimal
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 __all__ = ["canonical_bytes", "hash_key", "hash_keys", "partition_ids", "xxh64"]
@@ -373,8 +375,8 @@ def _(value: dt.timedelta) -> bytes:
 
 @_canonical.register(pd.Timestamp)
 @_canonical.register(pd.Timedelta)
-def _(value: Any) -> bytes | None:
-    return _canonical(value.asm8)  # in its own unit, as UTC
+def _(value: Any) -> bytes:
+    return _time_bytes(int(value.asm8.view("i8")), value.unit)  # in UTC
 
 
 @_canonical.register(np.datetime64)
@@ -382,10 +384,9 @@ def _(value: Any) -> bytes | None:
 def _(value: Any) -> bytes | None:
     if np.isnat(value):
         return None
-    unit, count = np.datetime_data(value.dtype)
     if not _definite(value.dtype):
         raise TypeError(_NO_UNIT)
-    return _time_bytes(int(value.astype(np.int64)), unit, count)
+    return _time_bytes(int(value.view("i8")), *np.datetime_data(value.dtype))
 
 
 @_canonical.register
@@ -400,10 +401,9 @@ def _(value: pa.Scalar) -> bytes | None:
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind) or _is_uuid(kind):
         inner: bytes | None = _canonical(value.value)
         return inner
-    if pa.types.is_date64(kind):
-        return _time_bytes(value.value // _DAY64, "D")
-    unit = _time_unit(kind)
-    return _canonical(value.as_py()) if unit is None else _time_bytes(value.value, unit)
+    if _is_time(kind):
+        return _time_bytes(value.value // (_DAY64 if pa.types.is_date64(kind) else 1), _time_unit(kind))
+    return _canonical(value.as_py())
 
 
 def _time_bytes(ticks: int, unit: str, count: int = 1) -> bytes:
@@ -468,8 +468,14 @@ class _BadRow(Exception):
         super().__init__(why)
         self.kind, self.why, self.row = kind, why, row
 
-    def moved(self, row: int | None) -> _BadRow:
-        return _BadRow(self.kind, self.why, None if self.row is None else row)
+
+@contextmanager
+def _rows_of(rows: Any) -> Iterator[None]:
+    """Part of a column is hashed; `rows` says where its rows are in the column, for errors."""
+    try:
+        yield
+    except _BadRow as bad:
+        raise _BadRow(bad.kind, bad.why, None if bad.row is None else int(rows[bad.row])) from None
 
 
 def _columns(keys: Any) -> list[_Column]:
@@ -604,10 +610,9 @@ def _hash_into(values: Any, out: np.ndarray, seed: int) -> None:
 
 def _hash_rows(values: Any, start: int, out: np.ndarray, seed: int) -> None:
     """Hash the rows of a column that begin at row `start`."""
-    try:
-        _hash_into(values, out[start : start + len(values)], seed)
-    except _BadRow as bad:
-        raise bad.moved(start + (bad.row or 0)) from None
+    rows = slice(start, start + len(values))
+    with _rows_of(range(len(out))[rows]):
+        _hash_into(values, out[rows], seed)
 
 
 def _blocks(n: int) -> Iterator[tuple[int, int]]:
@@ -651,10 +656,8 @@ def _hash_decoded(coded: _Coded, out: np.ndarray, seed: int) -> None:
         positions = _positions(coded.codes[start:stop])
         valid = np.flatnonzero(positions >= 0)
         hashes = np.empty(len(valid), np.uint64)
-        try:
+        with _rows_of(start + valid):
             _hash_into(_taken(coded.distinct, positions[valid]), hashes, seed)
-        except _BadRow as bad:
-            raise bad.moved(None if bad.row is None else start + int(valid[bad.row])) from None
         out[start:stop] = _NULL
         out[start + valid] = hashes
 
@@ -707,7 +710,7 @@ def _as_text(block: list[Any]) -> pa.Array | None:
     """Arrow's copy of strings, bytes and nulls as their canonical bytes; it takes nothing else."""
     try:
         return pa.array(block, pa.large_binary(), from_pandas=True)
-    except (pa.ArrowException, UnicodeEncodeError):
+    except (pa.ArrowException, TypeError, ValueError):
         return None
 
 
@@ -729,30 +732,30 @@ def _listed(block: list[Any] | np.ndarray) -> list[Any]:
 
 
 def _hash_numpy(values: np.ndarray, out: np.ndarray, seed: int) -> None:
-    dtype = values.dtype
-    known = dtype.kind in "biufSUT" or (dtype.kind in "mM" and _definite(dtype))
-    if not known:
-        raise _BadRow(TypeError, _NO_UNIT if dtype.kind in "mM" else _NO_TYPE)
-    if (
-        dtype in (np.int64, np.uint64)
-        and dtype.isnative
-        and values.flags.c_contiguous
-        and values.flags.aligned
-    ):
+    dtype, kind = values.dtype, values.dtype.kind
+    if kind in "mM" and not _definite(dtype):
+        raise _BadRow(TypeError, _NO_UNIT)
+    if kind not in "biufmMSUT":
+        raise _BadRow(TypeError, _NO_TYPE)
+    flags = values.flags
+    if kind in "iu" and dtype.itemsize == 8 and dtype.isnative and flags.c_contiguous and flags.aligned:
         _hash_words(values, out, seed)
         return
+    unit, count = np.datetime_data(dtype) if kind in "mM" else ("", 1)
     for start, stop in _blocks(len(values)):
-        block = values[start:stop]
-        if dtype.kind in "SUT" or dtype.itemsize > 8:
-            _hash_rows(list(block.tolist() if dtype.kind in "SUT" else block), start, out, seed)
-            continue
-        if dtype.kind in "mM":
+        block, part = values[start:stop], out[start:stop]
+        if kind in "SUT":
+            _hash_rows(block.tolist(), start, out, seed)
+        elif unit in _MONTHS or count > 1 or (kind == "f" and dtype.itemsize > 8):
+            _hash_rows(list(block), start, out, seed)
+        elif kind in "mM":
             ticks = block.astype(dtype.newbyteorder("=")).view(np.int64)
-            _hash_ticks(ticks, ticks == _NAT, *np.datetime_data(dtype), start, out, seed)
-        elif dtype.kind == "f":
-            _hash_floats(block.astype(np.float64), out[start:stop], seed)
+            with _rows_of(range(start, stop)):
+                _hash_ticks(ticks, ticks == _NAT, unit, part, seed)
+        elif kind == "f":
+            _hash_floats(block.astype(np.float64), part, seed)
         else:
-            _hash_words(block.astype(np.uint64 if dtype.kind == "u" else np.int64), out[start:stop], seed)
+            _hash_words(block.astype(np.uint64 if kind == "u" else np.int64), part, seed)
 
 
 def _definite(dtype: np.dtype[Any]) -> bool:
@@ -762,46 +765,29 @@ def _definite(dtype: np.dtype[Any]) -> bool:
 
 
 def _hash_floats(block: np.ndarray, out: np.ndarray, seed: int) -> None:
-    words = block.view(np.int64).copy()
     whole = np.floor(block) == block
     signed = whole & (block >= -(2.0**63)) & (block < 2.0**63)
-    words[signed] = block[signed].astype(np.int64)
+    words = np.where(signed, np.where(signed, block, 0).astype(np.int64), block.view(np.int64))
     unsigned = whole & (block >= 2.0**63) & (block < 2.0**64)
     words[unsigned] = block[unsigned].astype(np.uint64).view(np.int64)
     _hash_words(words, out, seed)
     out[np.isnan(block)] = _NULL
 
 
-def _hash_ticks(
-    ticks: np.ndarray, null: np.ndarray, unit: str, count: int, start: int, out: np.ndarray, seed: int
-) -> None:
-    part = out[start : start + len(ticks)]
-    try:
-        words = _time_words(np.where(null, 0, ticks), unit, count)
-    except _BadRow as bad:
-        raise bad.moved(start + (bad.row or 0)) from None
-    _hash_words(words, part, seed)
-    part[null] = _NULL
-
-
-def _time_words(ticks: np.ndarray, unit: str, count: int) -> np.ndarray:
-    """What `_time_bytes` does, for an array; nothing wraps around."""
-    if unit in _MONTHS:
-        months = _times(ticks, count * _MONTHS[unit])
-        _refuse((months > _MAX_MONTHS) | (months < -_MAX_MONTHS), _BEYOND)
-        return _time_words(months.view("M8[M]").astype("M8[D]").view(np.int64), "D", 1)
+def _hash_ticks(ticks: np.ndarray, null: np.ndarray, unit: str, out: np.ndarray, seed: int) -> None:
+    """Hash times in a unit of fixed length as `_time_bytes` has them; nothing wraps around."""
+    ticks = np.where(null, 0, ticks)
     if unit in _MICROS:
-        return _times(ticks, count * _MICROS[unit])
-    ticks = _times(ticks, count)
-    nanos = ticks // _PER_NANO[unit]
-    _refuse(nanos * _PER_NANO[unit] != ticks, _FINER)
-    micros = nanos // 1_000
-    return np.where(micros * 1_000 == nanos, micros, nanos)
-
-
-def _times(ticks: np.ndarray, factor: int) -> np.ndarray:
-    _refuse((ticks > (2**63 - 1) // factor) | (ticks < -(2**63 // factor)), _BEYOND)
-    return ticks * factor
+        factor = _MICROS[unit]
+        _refuse((ticks > (2**63 - 1) // factor) | (ticks < -(2**63 // factor)), _BEYOND)
+        words = ticks * factor
+    else:
+        nanos = ticks // _PER_NANO[unit]
+        _refuse(nanos * _PER_NANO[unit] != ticks, _FINER)
+        micros = nanos // 1_000
+        words = np.where(micros * 1_000 == nanos, micros, nanos)
+    _hash_words(words, out, seed)
+    out[null] = _NULL
 
 
 def _refuse(bad: np.ndarray, why: str) -> None:
@@ -816,12 +802,14 @@ def _is_uuid(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.uuid"
 
 
-def _time_unit(kind: pa.DataType) -> str | None:
-    if pa.types.is_date32(kind):
-        return "D"
-    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind) or pa.types.is_time(kind):
-        return str(kind.unit)
-    return None
+def _is_time(kind: pa.DataType) -> bool:
+    types = pa.types
+    tests = (types.is_timestamp, types.is_date, types.is_duration, types.is_time)
+    return any(test(kind) for test in tests)
+
+
+def _time_unit(kind: pa.DataType) -> str:
+    return "D" if pa.types.is_date(kind) else str(kind.unit)
 
 
 def _hash_arrow(array: pa.Array, out: np.ndarray, seed: int) -> None:
@@ -841,7 +829,7 @@ def _hash_arrow(array: pa.Array, out: np.ndarray, seed: int) -> None:
         _hash_bits(array, out, seed)
     elif types.is_integer(kind) or types.is_floating(kind):
         _hash_numpy(_fixed(array, kind.to_pandas_dtype()), out, seed)
-    elif types.is_date64(kind) or _time_unit(kind) is not None:
+    elif _is_time(kind):
         _hash_times(array, out, seed)
     elif types.is_decimal(kind):
         _hash_decimals(array, out, seed)
@@ -863,10 +851,8 @@ def _hash_runs(array: pa.Array, out: np.ndarray, seed: int) -> None:
     first, count = array.find_physical_offset(), array.find_physical_length()
     hashes = np.empty(count, np.uint64)
     ends = np.asarray(array.run_ends)[first : first + count].astype(np.int64) - array.offset
-    try:
+    with _rows_of(np.append(0, ends)):
         _hash_into(array.values[first : first + count], hashes, seed)
-    except _BadRow as bad:
-        raise bad.moved(int(ends[bad.row - 1]) if bad.row else 0) from None
     for start, stop in _blocks(len(out)):
         i, j = np.searchsorted(ends, [start, stop - 1], "right")
         lengths = np.diff(np.minimum(ends[i : j + 1], stop), prepend=start)
@@ -884,28 +870,40 @@ def _fixed(array: pa.Array, dtype: Any) -> np.ndarray:
 
 def _hash_times(array: pa.Array, out: np.ndarray, seed: int) -> None:
     kind = array.type
-    ticks = _fixed(array, f"i{kind.bit_width // 8}")
+    values = _fixed(array, f"i{kind.bit_width // 8}")
     for start, stop in _blocks(len(array)):
-        block = ticks[start:stop].astype(np.int64)
+        ticks = values[start:stop].astype(np.int64)
         if pa.types.is_date64(kind):
-            block //= _DAY64
-        null = np.asarray(array[start:stop].is_null())
-        _hash_ticks(block, null, _time_unit(kind) or "D", 1, start, out, seed)
+            ticks //= _DAY64
+        with _rows_of(range(start, stop)):
+            _hash_ticks(ticks, _bits(array, 0, start, stop) == 0, _time_unit(kind), out[start:stop], seed)
 
 
 def _hash_decimals(array: pa.Array, out: np.ndarray, seed: int) -> None:
-    """Integral decimals whose digits fit into an int64 are words; others go value by value."""
+    """Decimals, by arithmetic on their digits where these fit into an int64, else value by value."""
     width, scale = array.type.bit_width // 8, array.type.scale
     limbs = _fixed(array, (f"i{min(width, 8)}", (max(width // 8, 1),)))  # the lowest first
+    easy_scale = scale if 0 <= scale <= 18 else 0
     for start, stop in _blocks(len(array)):
-        low = limbs[start:stop, 0].astype(np.int64)
-        whole, part = np.divmod(low, 10**scale) if 0 <= scale <= 18 else (np.zeros_like(low), low)
-        words = (part == 0) & (limbs[start:stop, 1:] == (low >> 63)[:, None]).all(axis=1)
-        _hash_words(whole, out[start:stop], seed)
-        block = array[start:stop]
-        rest = np.flatnonzero(~words & np.asarray(block.is_valid()))
-        for row, value in zip(rest.tolist(), block.take(pa.array(rest)).to_pylist(), strict=True):
-            out[start + row] = _hash_scalar(value, seed)
+        block, part = array[start:stop], out[start:stop]
+        digits = limbs[start:stop, 0].astype(np.int64)
+        easy = (limbs[start:stop, 1:] == (digits >> 63)[:, None]).all(axis=1) & (scale == easy_scale)
+        whole, fraction = np.divmod(digits, 10**easy_scale)
+        odd, rest = np.divmod(digits, 5**easy_scale)  # if no rest, the value is odd / 2**scale
+        binary = (rest == 0) & (np.abs(odd) <= 2**53)
+        _hash_words(
+            np.where(fraction == 0, whole, np.ldexp(odd.astype(float), -easy_scale).view(np.int64)),
+            part,
+            seed,
+        )
+        # Neither integral nor a float64: text, which Arrow writes without exponent down to a millionth.
+        text = easy & (rest != 0) & (np.abs(digits) >= 10 ** max(easy_scale - 6, 0))
+        if text.any():
+            plain = pc.utf8_rtrim(block.filter(pa.array(text)).cast(pa.string()), "0")
+            part[text] = hash_keys(plain, seed=seed)
+        done = text | (easy & ((fraction == 0) | binary)) | (_bits(array, 0, start, stop) == 0)
+        for row in np.flatnonzero(~done).tolist():
+            part[row] = _hash_scalar(block[row].as_py(), seed)
 
 
 def _hash_bits(array: pa.Array, out: np.ndarray, seed: int) -> None:
@@ -921,11 +919,12 @@ def _clear_nulls(array: pa.Array, out: np.ndarray) -> None:
 
 
 def _bits(array: pa.Array, buffer: int, start: int, stop: int) -> np.ndarray:
+    """Rows of a bitmap as 0 and 1; a bitmap that is not there is all 1."""
+    bitmap = array.buffers()[buffer]
+    if bitmap is None:
+        return np.ones(stop - start, np.uint8)
     first, last = array.offset + start, array.offset + stop
-    data = array.buffers()[buffer]
-    if data is None:
-        return np.empty(0, np.uint8)
-    packed = np.frombuffer(data, np.uint8)[first // 8 : (last + 7) // 8]
+    packed = np.frombuffer(bitmap, np.uint8)[first // 8 : (last + 7) // 8]
     return np.unpackbits(packed, bitorder="little")[first % 8 :][: stop - start]
 
 
@@ -938,7 +937,8 @@ def _address(buffer: pa.Buffer | None) -> int:
 
 def _hash_words(words: np.ndarray, out: np.ndarray, seed: int) -> None:
     """XXH64 of 64-bit words."""
-    _kernels().words(words.view(np.uint64), np.uint64(seed), out)
+    if len(out):
+        _kernels().words(words.view(np.uint64), np.uint64(seed), out)
 
 
 def _hash_spans(array: pa.Array, width: int, out: np.ndarray, seed: int) -> None:
@@ -952,8 +952,9 @@ def _hash_spans(array: pa.Array, width: int, out: np.ndarray, seed: int) -> None
 def _hash_fixed(address: int, width: int, out: np.ndarray, seed: int) -> None:
     """XXH64 of values of `width` bytes each."""
     for start, stop in _blocks(len(out)):
-        offsets = np.arange(start, stop + 1, dtype=np.int64) * width
-        _kernels().spans64(address, offsets.ctypes.data, np.uint64(seed), out[start:stop])
+        if stop > start:
+            offsets = np.arange(start, stop + 1, dtype=np.int64) * width
+            _kernels().spans64(address, offsets.ctypes.data, np.uint64(seed), out[start:stop])
 
 
 def _hash_views(array: pa.Array, out: np.ndarray, seed: int) -> None:

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -146,15 +147,12 @@ def shapes(array: pa.Array) -> Iterator[tuple[str, Any]]:
         f"dictionary of dictionary {kind}",
         pa.DictionaryArray.from_arrays(pa.array(range(n), pa.int64()), dictionary),
     )
-    for ends in (pa.int16(), pa.int64()):
-        # Every value twice, of which the slice leaves one; the last run is longer than needed.
-        runs = pa.RunEndEncodedArray.from_arrays(pa.array([i + 1 for i in range(n)], ends), array)
-        yield f"{runs.type}", runs
-        double = pa.RunEndEncodedArray.from_arrays(
-            pa.array([1, *(i + 2 for i in range(n))], ends),
-            pa.concat_arrays([array[:1], array]) if n else nulls,
-        )
-        yield f"{runs.type} slice", double[1 : n + 1]
+    for index in (pa.int16(), pa.int64()):
+        encoded = pa.run_end_encoded(index, kind)
+        yield f"{encoded}", pa.RunEndEncodedArray.from_arrays(list(range(1, n + 1)), array, encoded)
+        # The first run is twice as long, of which the slice leaves one row.
+        ends, values = [1, *range(2, n + 2)], pa.concat_arrays([array[:1], array]) if n else nulls
+        yield f"{encoded} slice", pa.RunEndEncodedArray.from_arrays(ends, values, encoded)[1 : n + 1]
 
 
 def pandas_shapes(label: str, series: pd.Series) -> Iterator[tuple[str, Any]]:
@@ -238,14 +236,14 @@ def columns(values: list[Any]) -> Iterator[tuple[str, Any]]:
     for array in arrow_arrays(values):
         yield from shapes(array)
     present = [value for value in values if oracle_bytes(value) is not None]
-    number = [value for value in present if not isinstance(value, (str, bytes, uuid.UUID))]
-    if len(number) == len(values):
+    if not any(isinstance(value, (str, bytes, uuid.UUID)) for value in present):
         for code in NUMPY_TYPES:
+            if code[0] != "f" and len(present) < len(values):
+                continue
+            read = int if code[0] in "iu" else float
             with np.errstate(all="ignore"):
                 try:
-                    array = np.array(
-                        [int(v) if code[0] in "iu" else float(v) for v in values], np.dtype(code)
-                    )
+                    array = np.array([math.nan if v is None else read(v) for v in values], np.dtype(code))
                 except (OverflowError, ValueError):
                     continue
             if same(array.tolist(), values):
@@ -253,7 +251,6 @@ def columns(values: list[Any]) -> Iterator[tuple[str, Any]]:
                 yield from pandas_shapes(f"series {code}", pd.Series(array))
                 if code == "f8":
                     yield "sparse", pd.Series(pd.arrays.SparseArray(array))
-    if len(number) == len(present):
         for name in NULLABLE_TYPES:
             read = int if "nt" in name else float
             with np.errstate(all="ignore"):
@@ -366,7 +363,7 @@ def elements(keys: Any) -> list[Any]:
     try:
         if isinstance(keys, pd.Series):
             return [keys.iloc[i] for i in range(len(keys))]
-        return list(keys) if isinstance(keys, (list, np.ndarray, pa.Array, pd.Index)) else []
+        return list(keys) if isinstance(keys, (list, np.ndarray, pa.Array)) else []
     except (OverflowError, ValueError):  # pyarrow has no such datetime
         return []
 
@@ -446,6 +443,22 @@ def test_golden_vectors(vector: dict[str, Any]) -> None:
     hashes = np.array([expected], np.uint64)
     assert partition_ids(hashes, 64).item() == vector["partition_of_64"]
     assert partition_ids(hashes, 1000).item() == vector["partition_of_1000"]
+
+
+DOCS = (Path(__file__).parent.parent / "docs" / "key-hash.md").read_text(encoding="utf-8")
+WORKED = re.findall(r"^\| `(.+?)` \| (?:`([0-9a-f ]+)`|none) \| (\d+) \|$", DOCS, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("code", "data", "expected"), WORKED)
+def test_worked_values_of_the_docs(code: str, data: str, expected: str) -> None:
+    names = {"Decimal": Decimal, "dt": dt, "np": np, "pd": pd, "uuid": uuid}
+    key = eval(code, names)
+    assert hash_key(key) == int(expected)
+    if isinstance(key, tuple):
+        assert b"".join(hash_key(value).to_bytes(8, "little") for value in key) == bytes.fromhex(data)
+    else:
+        assert (canonical_bytes(key) or b"") == bytes.fromhex(data)
+    assert len(WORKED) > 20
 
 
 # ------------------------------------------------------------ random columns
@@ -693,6 +706,19 @@ def test_numbers_are_equal_across_types() -> None:
         == hash_key(np.float16(1))
     )
     assert hash_key(-0.0) == hash_key(0)
+    edges = [
+        1.5 * 2.0**62,
+        2.0**63,
+        1.5 * 2.0**63,
+        2.0**64,
+        -(2.0**63),
+        -1.5 * 2.0**63,
+        2.0**53 + 2,
+        0.0,
+        -0.0,
+        1e-320,
+    ]
+    assert hash_keys(np.array(edges)).tolist() == [oracle(edge) for edge in edges]
     assert hash_key(10**20) == hash_key(1e20) == hash_key(Decimal("1E+20"))
     assert canonical_bytes(10**5000) == b"1" + b"0" * 5000
     assert canonical_bytes(Decimal("-0.10")) == b"-0.1"
@@ -703,6 +729,22 @@ def test_numbers_are_equal_across_types() -> None:
     assert hash_keys(np.array([1.5, 0.1, np.nan], np.longdouble)).tolist() == [oracle(1.5), oracle(0.1), 0]
 
 
+@pytest.mark.parametrize("scale", [*range(20), 25, -3])
+def test_decimals_of_every_kind(scale: int) -> None:
+    """Integral, exactly a float64, or neither; digits in an int64 or not; text with an exponent in Arrow."""
+    digits = [0, 1, -1, 5, -10, 125, 2**53, 2**53 + 1, 5**18, 2**62, 2**63 - 1, -(2**63), 2**63, 10**25 + 5]
+    digits += [10**k * 7 for k in range(0, 30, 3)] + [5**k * 3 for k in range(0, 30, 4)]
+    values = [None if d == 7 else Decimal(d).scaleb(-scale) for d in digits]
+    for kind in (pa.decimal128(38, scale), pa.decimal256(76, scale)):
+        array = pa.array(values, kind)
+        assert hash_keys(array, seed=9).tolist() == [oracle(value, 9) for value in values]
+        assert hash_keys(array[3:], seed=9).tolist() == [oracle(value, 9) for value in values[3:]]
+    if 0 <= scale <= 18:
+        values = [v for v, d in zip(values, digits, strict=True) if d == 7 or (abs(d) < 10**9 and scale < 10)]
+        for kind in (pa.decimal32(9, min(scale, 9)), pa.decimal64(18, scale)):
+            assert hash_keys(pa.array(values, kind)).tolist() == [oracle(value) for value in values]
+
+
 def test_years_and_months() -> None:
     years = np.array([-3000, 0, 54, 20_000, "NaT"], "M8[Y]")
     months = np.array([-36_000, 0, 650, 240_000, "NaT"], "M8[M]")
@@ -710,9 +752,15 @@ def test_years_and_months() -> None:
         days = times.astype("M8[D]")
         assert hash_keys(times).tolist() == hash_keys(days).tolist() == [hash_key(time) for time in times]
     assert hash_keys(years)[2] == oracle(dt.date(2024, 1, 1))
+    quarters = np.array([2**62 // 1000 * 1000], "M8[4ns]")  # in reach as microseconds only
+    assert hash_keys(quarters)[0] == hash_key(quarters[0]) == oracle(Time("timestamp", 2**62 // 1000 * 4000))
 
 
 # ------------------------------------------------------------ codes, views and garbage
+
+
+def view(values: list[int | None], kind: pa.DataType) -> pa.Array:
+    return pa.array(values, pa.int32() if kind.bit_width == 32 else pa.int64()).view(kind)
 
 
 def test_only_values_in_use_matter() -> None:
@@ -756,6 +804,12 @@ def test_garbage_under_nulls_is_never_read() -> None:
         assert hash_keys(dirty)[1] == 0
 
 
+def test_the_lowest_time_of_arrow_is_a_time() -> None:
+    """What numpy and pandas take for NaT."""
+    lowest = view([-(2**63), 1000], pa.timestamp("us"))
+    assert hash_keys(lowest).tolist() == [hash_key(-(2**63)), hash_key(1000)] == [hash_key(t) for t in lowest]
+
+
 def test_a_date_is_midnight() -> None:
     """date64 counts milliseconds; what is within a day does not matter, as for pyarrow's own values."""
     dates = pa.array([86_400_000 * 3 + 5, -1], pa.int64()).view(pa.date64())
@@ -764,10 +818,6 @@ def test_a_date_is_midnight() -> None:
 
 
 # ------------------------------------------------------------ errors
-
-
-def view(values: list[int | None], kind: pa.DataType) -> pa.Array:
-    return pa.array(values, pa.int32() if kind.bit_width == 32 else pa.int64()).view(kind)
 
 
 LISTS = pa.array([None, [1]], pa.list_(pa.int64()))
@@ -813,6 +863,8 @@ NO_VALUE = [
         "row 3: .*beyond",
     ),
     (view([2**31 - 1], pa.date32()), "row 0: .*beyond"),
+    (pa.RunEndEncodedArray.from_arrays([3, 9], view([1, 2**60], pa.timestamp("s"))), "row 3: .*beyond"),
+    (pa.RunEndEncodedArray.from_arrays([3, 9], view([1, 2**60], pa.timestamp("s")))[2:], "row 1: .*beyond"),
     (view([1, -(2**63)], pa.duration("ms")), "row 1: .*beyond"),
     (np.array(["2024", "NaT", "300000"], "M8[Y]"), r"dtype datetime64\[Y\]\), row 2: .*beyond"),
     (np.array([0, -4_000_000], "M8[M]"), "row 1: .*beyond"),
@@ -979,8 +1031,10 @@ def test_numba_is_imported_at_the_first_column_only() -> None:
     code = """
     import sys
     from chash_partition.hashing import hash_key, hash_keys, partition_ids, xxh64
-    import numpy as np
-    hash_key("a"), partition_ids(np.zeros(1, np.uint64), 5), xxh64(b"")
+    import numpy as np, pandas as pd, pyarrow as pa
+    hash_key("a"), hash_key(pa.scalar(1)), partition_ids(np.zeros(1, np.uint64), 5), xxh64(b"")
+    for keys in ([], np.zeros(0), pa.array([], pa.string()), pa.array([], pa.binary(3)), pd.Categorical([])):
+        hash_keys(keys)
     print("numba" in sys.modules)
     hash_keys(["a"])
     print("numba" in sys.modules)
