@@ -2,9 +2,9 @@
 
     python benchmarks/hashing.py [rows]
 
-Peers: pandas' ``hash_pandas_object``, which Dask partitions by; polars-hash; DuckDB's ``hash()``; the ``xxhash``
-binding, one call a value. Each figure is the best of several runs on data that is already in the peer's own
-layout, so nobody pays for a conversion. polars-hash and DuckDB are optional (extra ``bench``).
+Peers: pandas' ``hash_pandas_object``, which Dask partitions by; polars-hash; DuckDB's ``hash()``; the
+``xxhash`` binding, one call a value. Each figure is the best of several runs on data that is already in the
+peer's own layout, so nobody pays for a conversion. polars-hash and DuckDB are optional (extra ``bench``).
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def hash_keys(keys: Any, *, seed: int = 0) -> np.ndarray:
     Examples
     --------
     >>> hash_keys(pd.Series([1, 2, None]))
-    array([11468921228449061269,  3313437023179882745,                    0],
+    array([11468921228449061269, 16917558970995453360,                    0],
           dtype=uint64)
     >>> bool((hash_keys(pa.array(["a", "b"])) == hash_keys(pd.Categorical(["a", "b"]))).all())
     True
@@ -95,11 +95,12 @@ def hash_keys(keys: Any, *, seed: int = 0) -> np.ndarray:
     columns = _columns(keys)
     for column in columns:
         _guarded(column, _check)
-    hashes = []
-    for column in columns:
-        hashes.append(_empty(len(column.values)))
-        _guarded(column, _hash_into, hashes[-1], seed)
-    return hashes[0] if len(hashes) == 1 else _combine(hashes, seed)
+    out = _empty(len(columns[0].values))
+    if len(columns) == 1:
+        _guarded(columns[0], _hash_into, out, seed)
+    else:
+        _combine(columns, out, seed)
+    return out
 
 
 def hash_key(key: Any, seed: int = 0) -> int:
@@ -553,6 +554,21 @@ def _guarded(column: _Column, function: Callable[..., None], *args: Any) -> None
         raise bad.kind(f"{where} (dtype {column.dtype}){at}: {bad.why}") from None
 
 
+def _combine(columns: list[_Column], out: np.ndarray, seed: int) -> None:
+    """XXH64 of each row's hashes of several columns; only some rows of these are in memory at a time."""
+    for start, stop in _blocks(len(out), 4 * _BLOCK):
+        hashes = np.empty((len(columns), stop - start), np.uint64)
+        for column, part in zip(columns, hashes, strict=True):
+            _guarded(column, _hash_slice, slice(start, stop), part, seed)
+        rows = np.ascontiguousarray(hashes.T)
+        _hash_fixed(rows.ctypes.data, 8 * len(columns), out[start:stop], seed)
+
+
+def _hash_slice(values: Any, rows: slice, out: np.ndarray, seed: int) -> None:
+    with _rows_of(range(rows.start, rows.stop)):
+        _hash_into(values[rows], out, seed)
+
+
 def _first_valid(values: Any) -> int | None:
     if isinstance(values, _Coded):
         values = values.codes
@@ -615,9 +631,9 @@ def _hash_rows(values: Any, start: int, out: np.ndarray, seed: int) -> None:
         _hash_into(values, out[rows], seed)
 
 
-def _blocks(n: int) -> Iterator[tuple[int, int]]:
+def _blocks(n: int, size: int = _BLOCK) -> Iterator[tuple[int, int]]:
     """Ranges of rows; at least one, so that types are looked at when there are no rows."""
-    return ((start, min(start + _BLOCK, n)) for start in range(0, max(n, 1), _BLOCK))
+    return ((start, min(start + size, n)) for start in range(0, max(n, 1), size))
 
 
 def _converted(values: Any) -> Any:
@@ -970,15 +986,6 @@ def _hash_views(array: pa.Array, out: np.ndarray, seed: int) -> None:
 def _empty(n: int) -> np.ndarray:
     """Room for hashes from Arrow's pool, which reuses memory; numpy's are fresh pages in a Dask worker."""
     return np.ndarray(n, np.uint64, buffer=pa.allocate_buffer(8 * n))
-
-
-def _combine(hashes: list[np.ndarray], seed: int) -> np.ndarray:
-    """XXH64 over each row's hashes of several columns."""
-    out = _empty(len(hashes[0]))
-    for start, stop in _blocks(len(out)):
-        rows = np.stack([column[start:stop] for column in hashes], axis=1)
-        _hash_fixed(rows.ctypes.data, 8 * len(hashes), out[start:stop], seed)
-    return out
 
 
 class _Kernels(NamedTuple):

@@ -617,7 +617,7 @@ def test_object_columns_go_value_by_value(values: list[Any], seed: int) -> None:
     assert [canonical_bytes(value) for value in values] == [oracle_bytes(value) for value in values]
 
 
-@pytest.mark.parametrize("n", [32_767, 32_768, 32_769, 100_000])
+@pytest.mark.parametrize("n", [32_767, 32_768, 32_769, 140_000])
 def test_blocks_meet(n: int) -> None:
     """Rows at the edges of the blocks in which columns are converted."""
     numbers = np.arange(n) * 7919 - n
@@ -646,6 +646,10 @@ def test_blocks_meet(n: int) -> None:
     assert (
         hash_keys(pd.Categorical.from_codes(codes, numbers[:1000])) == np.where(valid, expected[codes], 0)
     ).all()
+    pairs = pd.DataFrame({"a": numbers, "b": pd.Series(numbers).where(valid)})
+    assert hash_keys(pairs)[[0, n - 1]].tolist() == [
+        oracle((int(numbers[i]), int(numbers[i]) if valid[i] else None)) for i in (0, n - 1)
+    ]
     for text in (pa.string(), pa.large_string(), pa.string_view()):
         strings = pa.array(
             [str(i) if ok else None for i, ok in zip(numbers.tolist(), valid, strict=True)], text
@@ -887,6 +891,10 @@ NO_VALUE = [
         r"column 's' \(dtype category\), row 1: a lone surrogate",
     ),
     (objects(["x"] * 40_000 + ["\ud800"]), "row 40000: a lone surrogate"),
+    (
+        pa.table({"a": range(140_000), "b": view([1] * 139_999 + [2**60], pa.timestamp("s"))}),
+        "'b'.*row 139999: ",
+    ),
     ([(1, 2), (3,)], "row 1: .*tuples of 2 values"),
     ([(1, 2), None], "row 1: .*tuples of 2 values"),
     ([()], "no columns"),
@@ -1101,6 +1109,7 @@ columns = {
     "U": lambda: np.full(n, "abcdefgh"),
     "objects": lambda: pd.Series(["user"] * n, dtype=object),
     "bool": lambda: pa.array(numbers % 2 == 0),
+    "columns": lambda: pd.DataFrame({"a": numbers, "b": numbers % 1000, "c": pd.Series(text, dtype="str")}),
     "nulls": lambda: pa.array(numbers, mask=numbers % 3 == 0),
     "decimal": lambda: pa.array(numbers).cast(pa.decimal128(38, 0)),
     "category": lambda: pd.Series(numbers % 1000).astype("category"),
