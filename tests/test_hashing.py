@@ -736,7 +736,23 @@ def test_numbers_are_equal_across_types() -> None:
 @pytest.mark.parametrize("scale", [*range(20), 25, -3])
 def test_decimals_of_every_kind(scale: int) -> None:
     """Integral, exactly a float64, or neither; digits in an int64 or not; text with an exponent in Arrow."""
-    digits = [0, 1, -1, 5, -10, 125, 2**53, 2**53 + 1, 5**18, 2**62, 2**63 - 1, -(2**63), 2**63, 10**25 + 5]
+    digits = [
+        0,
+        1,
+        -1,
+        5,
+        -10,
+        125,
+        2**53,
+        2**53 + 1,
+        5**18,
+        2**62,
+        2**63 - 1,
+        -(2**63),
+        2**63,
+        3 * 2**62,
+        10**25,
+    ]
     digits += [10**k * 7 for k in range(0, 30, 3)] + [5**k * 3 for k in range(0, 30, 4)]
     values = [None if d == 7 else Decimal(d).scaleb(-scale) for d in digits]
     for kind in (pa.decimal128(38, scale), pa.decimal256(76, scale)):
