@@ -278,8 +278,11 @@ def _canonical(value: Any) -> bytes | None:
 
 
 def _no_hash(kind: type) -> str:
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return f"a value of type {name} has no key hash"
+    return f"a value of type {_name(kind)} has no key hash"
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 @_canonical.register(type(None))
@@ -528,7 +531,7 @@ def _values(values: Any) -> Any:
     if not isinstance(values, known) or isinstance(values, np.ma.MaskedArray):
         raise TypeError(
             "keys must be a Series, Index, DataFrame, numpy array, pyarrow array or table, or a list, "
-            f"not {type(values).__name__}"
+            f"not {_name(type(values))}"
         )
     return values
 
@@ -1099,7 +1102,7 @@ def _compile() -> _Kernels:
             h = _byte(h, address)
         return _finish(h)
 
-    # LLVM leaves these as calls otherwise, at a third of the speed of short strings.
+    # Left as calls by LLVM otherwise, which takes a third longer on short strings.
     inline = numba.njit(forceinline=True)
     _rotate, _round, _step, _merge = inline(rotate), inline(round_), inline(step), inline(merge)
     _byte, _finish, _xxh64_at = inline(byte), inline(finish), inline(xxh64_at)
