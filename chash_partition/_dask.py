@@ -24,13 +24,14 @@ try:
         Fillna,
         Filter,
         Partitions,
+        PartitionsFiltered,
         Projection,
         RenameFrame,
         determine_column_projection,
     )
     from dask.dataframe.dask_expr._groupby import GroupByBase, Median
     from dask.dataframe.dask_expr._merge import BlockwiseMerge, DropDuplicatesBlockwise, Merge, SemiMerge
-    from dask.dataframe.dask_expr._shuffle import P2PShuffle, Shuffle
+    from dask.dataframe.dask_expr._shuffle import Shuffle
     from dask.dataframe.dask_expr.io.io import FromGraph
     from dask.dataframe.multi import merge_chunk
     from distributed.active_memory_manager import (
@@ -39,8 +40,19 @@ try:
         ReduceReplicas,
         Suggestion,
     )
-    from distributed.shuffle._core import P2PBarrierTask
-    from distributed.shuffle._shuffle import DataFrameShuffleSpec
+    from distributed.protocol import to_serialize
+    from distributed.shuffle._core import (
+        P2PBarrierTask,
+        ShuffleId,
+        ShuffleRun,
+        ShuffleSpec,
+        barrier_key,
+        p2p_barrier,
+    )
+    from distributed.shuffle._exceptions import P2PConsistencyError, P2POutOfDiskError
+    from distributed.shuffle._limiter import ResourceLimiter
+    from distributed.shuffle._shuffle import shuffle_transfer, shuffle_unpack
+    from distributed.utils_comm import retry
 except ImportError as error:  # pragma: no cover - depends on the installed Dask
     raise ImportError(
         f"chash-partition does not fit the installed dask {dask.__version__} ({error}). "
@@ -59,7 +71,6 @@ __all__ = [
     "Blockwise",
     "BlockwiseMerge",
     "DataFrame",
-    "DataFrameShuffleSpec",
     "Drop",
     "DropDuplicatesBlockwise",
     "DropnaFrame",
@@ -72,17 +83,29 @@ __all__ = [
     "Median",
     "Merge",
     "P2PBarrierTask",
-    "P2PShuffle",
+    "P2PConsistencyError",
+    "P2POutOfDiskError",
     "Partitions",
+    "PartitionsFiltered",
     "Projection",
     "ReduceReplicas",
     "RenameFrame",
+    "ResourceLimiter",
     "SemiMerge",
     "Shuffle",
+    "ShuffleId",
+    "ShuffleRun",
+    "ShuffleSpec",
     "Suggestion",
     "Task",
     "TaskRef",
+    "barrier_key",
     "determine_column_projection",
     "merge_chunk",
     "new_collection",
+    "p2p_barrier",
+    "retry",
+    "shuffle_transfer",
+    "shuffle_unpack",
+    "to_serialize",
 ]

@@ -15,7 +15,6 @@ A merge decides when it is lowered, from its sides as they then are.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -35,16 +34,21 @@ from chash_partition._dask import (
     Median,
     Merge,
     P2PBarrierTask,
-    P2PShuffle,
+    PartitionsFiltered,
     Projection,
     SemiMerge,
     Shuffle,
+    ShuffleId,
     Task,
     TaskRef,
+    barrier_key,
     determine_column_projection,
     merge_chunk,
+    p2p_barrier,
+    shuffle_transfer,
+    shuffle_unpack,
 )
-from chash_partition.dataframe.blocks import PARTITION, packed_columns, tag, untag
+from chash_partition.dataframe.blocks import PARTITION, tag, untag
 from chash_partition.dataframe.knowledge import Known, known
 from chash_partition.dataframe.shuffle import PlacedShuffleSpec
 from chash_partition.layout import Layout
@@ -222,16 +226,11 @@ class Place(Abstract):
         return None
 
     def _lower(self) -> Expr:
-        meta, layout = self._meta, self.layout
-        packed = packed_columns(meta) if self.engine == "p2p" else ()
-        tagged = Tag(self.frame, self.on, layout.npartitions, layout.seed, packed)
+        layout = self.layout
         if self.engine == "p2p":
-            moved: Expr = P2PPlace(
-                tagged, PARTITION, layout.npartitions, False, None, None, None, layout, self.addresses
-            )
-        else:
-            moved = Shuffle(tagged, PARTITION, layout.npartitions, False, self.engine)
-        return Untag(moved, meta, packed)
+            return P2PPlace(self.frame, self.on, layout, self.addresses)
+        tagged = Tag(self.frame, self.on, layout.npartitions, layout.seed)
+        return Untag(Shuffle(tagged, PARTITION, layout.npartitions, False, self.engine), self._meta)
 
 
 def _rowwise(predicate: Expr, frame: Expr) -> bool:
@@ -246,7 +245,7 @@ def _rowwise(predicate: Expr, frame: Expr) -> bool:
 class Tag(Blockwise):
     """Adds each row's partition, under labels that any engine can carry."""
 
-    _parameters = ["frame", "on", "npartitions_out", "seed", "packed"]
+    _parameters = ["frame", "on", "npartitions_out", "seed"]
     operation = staticmethod(tag)
 
     def _divisions(self) -> tuple[None, ...]:
@@ -256,7 +255,7 @@ class Tag(Blockwise):
 class Untag(Blockwise):
     """Undoes `Tag`."""
 
-    _parameters = ["frame", "meta", "packed"]
+    _parameters = ["frame", "meta"]
     operation = staticmethod(untag)
 
     @functools.cached_property
@@ -264,19 +263,41 @@ class Untag(Blockwise):
         return self.meta
 
 
-class P2PPlace(P2PShuffle):
-    """Dask's P2P shuffle, each output landing on its owner."""
+class P2PPlace(PartitionsFiltered, Expr):
+    """Rows into partitions by our run in Dask's P2P machinery, each output landing on its owner."""
 
-    _parameters = [*P2PShuffle._parameters, "layout", "addresses"]
+    _parameters = ["frame", "on", "layout", "addresses", "_partitions"]
+    _defaults = {"_partitions": None}
+
+    @functools.cached_property
+    def _meta(self) -> pd.DataFrame:
+        return self.frame._meta
+
+    def _divisions(self) -> tuple[None, ...]:
+        return (None,) * (self.layout.npartitions + 1)
 
     def _layer(self) -> dict[Any, Any]:
-        layer = super()._layer()
-        for task in layer.values():
-            if isinstance(task, P2PBarrierTask):
-                plain = {
-                    field.name: getattr(task.spec, field.name) for field in dataclasses.fields(task.spec)
-                }
-                task.spec = PlacedShuffleSpec(**plain, layout=self.layout, addresses=dict(self.addresses))
+        token = self._name.split("-")[-1]
+        spec = PlacedShuffleSpec(
+            id=ShuffleId(token),
+            disk=True,
+            meta=self._meta,
+            on=self.on,
+            parts_out=tuple(self._partitions) if self._filtered else self.layout.npartitions,
+            layout=self.layout,
+            addresses=dict(self.addresses),
+        )
+        layer: dict[Any, Any] = {}
+        transfers = []
+        for i in range(self.frame.npartitions):
+            name = (f"chash-transfer-{token}", i)
+            layer[name] = Task(name, shuffle_transfer, TaskRef((self.frame._name, i)), spec.id, i)
+            transfers.append(TaskRef(name))
+        barrier = P2PBarrierTask(barrier_key(spec.id), p2p_barrier, spec.id, *transfers, spec=spec)
+        layer[barrier.key] = barrier
+        for i, partition in enumerate(self._partitions):
+            name = (self._name, i)
+            layer[name] = Task(name, shuffle_unpack, spec.id, partition, barrier.ref())
         return layer
 
 
