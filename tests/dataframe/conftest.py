@@ -1,0 +1,27 @@
+"""Where frames are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dask
+import pytest
+
+
+@pytest.fixture
+def local() -> Iterator[None]:
+    """No cluster: this thread alone, rows travelling as tasks."""
+    with dask.config.set({"scheduler": "sync", "dataframe.shuffle.method": "tasks"}):
+        yield
+
+
+@pytest.fixture(params=["local-tasks", "local-disk", "cluster-tasks", "cluster-p2p"])
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The engine= to place with, each way that rows can travel in turn."""
+    where, method = request.param.split("-")
+    if where == "cluster":
+        request.getfixturevalue("client")
+        yield method
+    else:
+        with dask.config.set({"scheduler": "sync", "dataframe.shuffle.method": method}):
+            yield "tasks"

@@ -1,0 +1,845 @@
+"""Group-bys and merges skip their shuffle where that is right, and never where it is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+from frames import assert_placed, assert_same_rows, blocks_of, of_blocks, row_counts, sample, shuffles, split
+
+from chash_partition import chash_repartition
+
+P = 5
+FRAME = sample(rows=80, keys=17)
+OTHER = sample(rows=40, keys=17, seed=1).rename(columns={"y": "w", "row": "v"})[["k", "w", "v"]]
+
+
+def place(frame: pd.DataFrame, on: Any = "k", npartitions: int = P, **how: Any) -> dd.DataFrame:
+    return split(frame).pipe(chash_repartition, on, npartitions=npartitions, **how)
+
+
+@pytest.fixture(params=["lazy", "persisted"])
+def ready(request: pytest.FixtureRequest, local: None) -> Callable[[dd.DataFrame], dd.DataFrame]:
+    """Hands placed frames over as they are, or persisted."""
+    return (lambda df: df.chash.persist()) if request.param == "persisted" else (lambda df: df)
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    """The same result, its index included where it has names: rows may come in any order."""
+    got, expected = got.compute(), expected
+    named = any(name is not None for name in expected.index.names)
+    assert got.index.names == expected.index.names
+    assert row_counts(got, index=named) == row_counts(expected, index=named)
+    if isinstance(expected, pd.DataFrame):
+        assert list(got.columns) == list(expected.columns)
+
+
+# Group-bys
+
+
+def _spread(group: pd.DataFrame) -> pd.Series:
+    return pd.Series({"low": group["x"].min(), "rows": len(group)})
+
+
+SPREAD = pd.DataFrame({"low": [1], "rows": [1]})
+RANGE = dd.Aggregation(
+    "range",
+    chunk=lambda s: (s.max(), s.min()),
+    agg=lambda high, low: (high.max(), low.min()),
+    finalize=lambda high, low: high - low,
+)
+
+# On the key: name -> what to do in Dask, and in pandas if that is written otherwise.
+Both = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+
+
+def _both(function: Callable[[Any], Any]) -> Both:
+    return function, function
+
+
+GROUPED: dict[str, Both] = {
+    "apply": (
+        lambda df: df.groupby("k")[["x"]].apply(_spread, meta=SPREAD),
+        lambda df: df.groupby("k")[["x"]].apply(_spread),
+    ),
+    "apply to a column": (
+        lambda df: df.groupby("k").x.apply(lambda s: s.max() - s.min(), meta=("x", "int64")),
+        lambda df: df.groupby("k").x.apply(lambda s: s.max() - s.min()),
+    ),
+    "agg of a dict": _both(lambda df: df.groupby("k").agg({"x": "sum"})),
+    "agg of a dict of lists": _both(
+        lambda df: df.groupby("k").agg({"x": ["sum", "max"], "y": ["min", "count"]})
+    ),
+    "agg of a list": _both(lambda df: df.groupby("k")[["x", "y"]].agg(["sum", "min"])),
+    "agg of a word": _both(lambda df: df.groupby("k")[["x", "y"]].agg("max")),
+    "agg with a median": _both(lambda df: df.groupby("k").agg({"x": ["median", "sum"]})),
+    "agg of our own": (
+        lambda df: df.groupby("k").agg({"x": RANGE}),
+        lambda df: df.groupby("k").agg({"x": lambda s: s.max() - s.min()}),
+    ),
+    **{
+        f"agg into {out}": (
+            lambda df, out=out: df.groupby("k").agg({"x": "sum", "y": ["max"]}, split_out=out),
+            lambda df: df.groupby("k").agg({"x": "sum", "y": ["max"]}),
+        )
+        for out in (1, 3, P, 40, True)
+    },
+    "sum into 3": (
+        lambda df: df.groupby("k").x.sum(split_out=3),
+        lambda df: df.groupby("k").x.sum(),
+    ),
+    "unsorted": _both(lambda df: df.groupby("k", sort=False).agg({"x": "sum"})),
+    "size": _both(lambda df: df.groupby("k").size()),
+    "count": _both(lambda df: df.groupby("k").count()),
+    "nunique": _both(lambda df: df.groupby("k").x.nunique()),
+    "value_counts": _both(lambda df: df.groupby("k").j.value_counts()),
+    "median": _both(lambda df: df.groupby("k").median()),
+    "median of a column": _both(lambda df: df.groupby("k").x.median()),
+    "transform": (
+        lambda df: df.groupby("k").x.transform("sum", meta=("x", "int64")),
+        lambda df: df.groupby("k").x.transform("sum"),
+    ),
+    "cumulated": (
+        lambda df: df.groupby("k").x.transform(lambda s: s.sort_values().cumsum(), meta=("x", "int64")),
+        lambda df: df.groupby("k").x.transform(lambda s: s.sort_values().cumsum()),
+    ),
+    "superset": _both(lambda df: df.groupby(["k", "j"]).agg({"x": "sum"})),
+    "superset, other order": _both(lambda df: df.groupby(["j", "k"]).agg({"x": ["median", "sum"]})),
+    "superset, apply": (
+        lambda df: df.groupby(["j", "k"])[["x"]].apply(_spread, meta=SPREAD),
+        lambda df: df.groupby(["j", "k"])[["x"]].apply(_spread),
+    ),
+    "of filtered": _both(lambda df: df[df.x > 0].groupby("k").agg({"y": ["median", "sum"]})),
+    "of renamed": _both(lambda df: df.rename(columns={"k": "id"}).groupby("id").agg({"y": "median"})),
+    "of assigned": _both(lambda df: df.assign(z=df.x + df.y).groupby("k").agg({"z": "median"})),
+    "with what it was": _both(lambda df: df.assign(m=df.j).drop(columns="x").groupby(["k", "m"]).y.median()),
+}
+
+
+@pytest.mark.parametrize("how", GROUPED)
+def test_a_groupby_on_the_key_shuffles_nothing(how: str, ready: Callable[[Any], Any]) -> None:
+    in_dask, in_pandas = GROUPED[how]
+    placed = ready(place(FRAME))
+    got = in_dask(placed)
+    assert shuffles(got) == shuffles(placed)
+    assert_same(got, in_pandas(FRAME))
+
+
+@pytest.mark.parametrize("how", GROUPED)
+def test_a_groupby_on_the_key_in_one_partition(how: str, local: None) -> None:
+    in_dask, in_pandas = GROUPED[how]
+    assert_same(in_dask(place(FRAME, npartitions=1)), in_pandas(FRAME))
+
+
+@pytest.mark.parametrize("how", GROUPED)
+def test_a_groupby_on_the_key_with_nulls(how: str, local: None) -> None:
+    frame = FRAME.assign(k=FRAME.k.where(FRAME.k > 4).astype("float64"))
+    in_dask, in_pandas = GROUPED[how]
+    placed = place(frame)
+    got = in_dask(placed)
+    assert shuffles(got) == shuffles(placed)
+    assert_same(got, in_pandas(frame))
+
+
+@pytest.mark.parametrize("observed", [True, False])
+@pytest.mark.parametrize("on", ["k", "c"])
+def test_a_groupby_on_categories(on: str, observed: bool, local: None) -> None:
+    """Those without rows are listed once if at all."""
+    categories = pd.Categorical(FRAME.j.map({0: "a", 1: "b", 2: "c"}), categories=["z", "c", "b", "a", "y"])
+    frame = FRAME.assign(c=categories)
+    placed, by = place(frame, on), list(dict.fromkeys([on, "c"]))
+    for out in (1, 3, True):
+        got = placed.groupby(by, observed=observed).agg({"x": "sum"}, split_out=out)
+        assert_same(got, frame.groupby(by, observed=observed).agg({"x": "sum"}))
+    # With observed=False, Dask's own median lists them once for each partition.
+    got = placed.groupby(by, observed=True).x.median()
+    assert shuffles(got) == shuffles(placed)
+    assert_same(got, frame.groupby(by, observed=True).x.median())
+
+
+@pytest.mark.parametrize("out", [1, 3, True])
+def test_null_keys_are_a_group_if_asked(out: Any, ready: Callable[[Any], Any]) -> None:
+    frame = FRAME.assign(k=FRAME.k.where(FRAME.k > 4).astype("float64"))
+    placed = ready(place(frame))
+    got = placed.groupby("k", dropna=False).agg({"x": "sum"}, split_out=out)
+    assert shuffles(got) == shuffles(placed)
+    assert_same(got, frame.groupby("k", dropna=False).agg({"x": "sum"}))
+
+
+def test_split_out_says_how_many_partitions_there_are(ready: Callable[[Any], Any]) -> None:
+    placed = ready(place(FRAME))
+    for out in (1, 3, P, 40, True):
+        grouped = placed.groupby("k").agg({"x": "sum"}, split_out=out)
+        assert len(blocks_of(grouped)) == grouped.optimize().npartitions
+
+
+# Not by all of the key, as it was placed: name -> the key columns, Dask, pandas.
+ELSEWHERE: dict[str, tuple[Any, Both]] = {
+    "another column": (
+        "k",
+        (
+            lambda df: df.groupby("j")[["x"]].apply(_spread, meta=SPREAD),
+            lambda df: df.groupby("j")[["x"]].apply(_spread),
+        ),
+    ),
+    "median by another column": ("k", _both(lambda df: df.groupby("j").x.median())),
+    "derived from the key": ("k", _both(lambda df: df.groupby(df.k % 2).x.median())),
+    "a series by the name of the key": ("k", _both(lambda df: df.groupby((df.k % 2).rename("k")).x.median())),
+    "part of the key": (["k", "j"], _both(lambda df: df.groupby("k").x.median())),
+    "other part of the key": (["k", "j"], _both(lambda df: df.groupby("j").agg({"x": "median"}))),
+    "renamed to the key": (
+        "k",
+        _both(lambda df: df.rename(columns={"k": "j", "j": "k"}).groupby("k").x.median()),
+    ),
+    "assigned the key": ("k", _both(lambda df: df.assign(k=df.j).groupby("k").x.median())),
+}
+
+
+@pytest.mark.parametrize("how", ELSEWHERE)
+def test_another_groupby_shuffles(how: str, ready: Callable[[Any], Any]) -> None:
+    on, (in_dask, in_pandas) = ELSEWHERE[how]
+    placed = ready(place(FRAME, on))
+    got = in_dask(placed)
+    assert len(shuffles(got)) == len(shuffles(placed)) + 1
+    assert_same(got, in_pandas(FRAME))
+
+
+def test_the_key_as_a_series(local: None) -> None:
+    placed = place(FRAME)
+    assert_same(placed.groupby(placed.k).x.median(), FRAME.groupby(FRAME.k).x.median())
+    assert_same(placed.groupby([placed.k, "j"]).x.sum(split_out=3), FRAME.groupby([FRAME.k, "j"]).x.sum())
+
+
+def test_reductions_and_duplicates_are_right(ready: Callable[[Any], Any]) -> None:
+    """What is no group-by or merge is not told anything, and must not conclude anything."""
+    frame = pd.concat([FRAME, FRAME.head(30)])
+    placed = ready(place(frame))
+    assert_same(placed.drop_duplicates(), frame.drop_duplicates())
+    assert_same(placed.drop_duplicates(split_out=3), frame.drop_duplicates())
+    assert_same(placed[["k", "j"]].drop_duplicates(split_out=3), frame[["k", "j"]].drop_duplicates())
+    assert_same(placed.k.drop_duplicates(split_out=3), frame.k.drop_duplicates())
+    assert_same(placed.k.value_counts(split_out=3), frame.k.value_counts())
+    assert sorted(placed.k.unique().compute()) == sorted(frame.k.unique())
+    assert placed.k.nunique().compute() == frame.k.nunique()
+    assert len(placed) == len(frame)
+    assert placed.x.sum().compute() == frame.x.sum()
+    assert_same(placed.nlargest(5, "row"), frame.nlargest(5, "row"))
+    sorted_ = placed.sort_values("row").compute()
+    assert sorted_.row.tolist() == sorted(frame.row)
+    assert_same(placed.set_index("row"), frame.set_index("row"))
+    distinct = placed.drop_duplicates(subset=["k", "j"], split_out=3)
+    assert_same(distinct.groupby("k").j.sum(), frame.drop_duplicates(subset=["k", "j"]).groupby("k").j.sum())
+
+
+# Merges of a placed frame with a plain one
+
+
+def _reduced(df: Any) -> Any:
+    return df.groupby("k").agg({df.columns[-1]: "max"}).reset_index()
+
+
+SIDES: dict[str, Callable[[Any], Any]] = {
+    "whole": lambda df: df,
+    "filtered": lambda df: df[df.k % 3 != 1],
+    "renamed": lambda df: df.rename(columns={"k": "id"}).rename(columns={"id": "k"}),
+    "reduced": _reduced,
+    "of its own columns": lambda df: df[["k", df.columns[-1]]],
+    "assigned": lambda df: df.assign(extra=df.k + 1),
+}
+HOW = ["inner", "left", "right", "outer"]
+
+
+def assert_merges_are_right(
+    left: dd.DataFrame, right: dd.DataFrame, expected: pd.DataFrame, third: pd.DataFrame, **how: Any
+) -> None:
+    """The merge, and what is grouped or merged after it."""
+    merged = left.merge(right, **how)
+    assert_same(merged, expected)
+    assert_same(merged.groupby("k").agg({"w": "sum"}, split_out=3), expected.groupby("k").agg({"w": "sum"}))
+    third = third.rename(columns={"w": "third"})[["k", "third"]]
+    assert_same(merged.merge(split(third, 4), on="k"), expected.merge(third, on="k"))
+    assert_same(merged.merge(place(third), on="k", how="left"), expected.merge(third, on="k", how="left"))
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("npartitions", [1, 2, 3, P])
+def test_merges_with_a_plain_frame(npartitions: int, how: str, local: None) -> None:
+    placed, plain = place(FRAME), split(OTHER, npartitions)
+    assert_merges_are_right(placed, plain, FRAME.merge(OTHER, on="k", how=how), OTHER, on="k", how=how)
+    assert_merges_are_right(plain, placed, OTHER.merge(FRAME, on="k", how=how), OTHER, on="k", how=how)
+
+
+@pytest.mark.parametrize("npartitions", [1, 2, P])
+def test_merges_of_a_persisted_frame_with_a_plain_one(npartitions: int, local: None) -> None:
+    placed, plain = place(FRAME).chash.persist(), split(OTHER, npartitions)
+    assert_merges_are_right(placed, plain, FRAME.merge(OTHER, on="k"), OTHER, on="k")
+    assert_merges_are_right(
+        plain, placed, OTHER.merge(FRAME, on="k", how="outer"), OTHER, on="k", how="outer"
+    )
+
+
+@pytest.mark.parametrize("ours", SIDES)
+@pytest.mark.parametrize("theirs", ["whole", "filtered", "renamed", "reduced"])
+def test_merges_after_either_side_was_changed(ours: str, theirs: str, local: None) -> None:
+    placed, plain = SIDES[ours](place(FRAME)), SIDES[theirs](split(OTHER, 5))
+    expected = SIDES[ours](FRAME), SIDES[theirs](OTHER)
+    assert_same(placed.merge(plain, on="k"), expected[0].merge(expected[1], on="k"))
+    assert_same(plain.merge(placed, on=["k"]), expected[1].merge(expected[0], on=["k"]))
+    outer = plain.merge(placed, on="k", how="outer")
+    assert_same(outer, expected[1].merge(expected[0], on="k", how="outer"))
+    assert_same(
+        outer.groupby("k").size(), expected[1].merge(expected[0], on="k", how="outer").groupby("k").size()
+    )
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "right"])
+@pytest.mark.parametrize(("npartitions", "broadcast"), [(2, None), (3, True), (1, True)])
+def test_merges_after_a_broadcast_join(
+    npartitions: int, broadcast: bool | None, how: str, local: None
+) -> None:
+    """Dask says of a broadcast join that its rows were shuffled by the merge keys; they were not."""
+    placed, small = place(FRAME, npartitions=24).chash.persist(), split(OTHER, npartitions)
+    if how != "left":
+        expected = OTHER.merge(FRAME, on="k", how=how)
+        assert_merges_are_right(small, placed, expected, OTHER, on="k", how=how, broadcast=broadcast)
+    if how != "right":
+        expected = FRAME.merge(OTHER, on="k", how=how)
+        assert_merges_are_right(placed, small, expected, OTHER, on="k", how=how, broadcast=broadcast)
+
+
+def test_merges_by_other_columns_after_a_broadcast_join(local: None) -> None:
+    placed, small = place(FRAME, "j", npartitions=24), split(OTHER, 2)
+    merged, expected = placed.merge(small, on="k"), FRAME.merge(OTHER, on="k")
+    assert "BroadcastJoin" in shuffles(merged)
+    third = OTHER.rename(columns={"w": "third"})[["k", "third"]]
+    assert_same(merged.merge(split(third, 24), on="k"), expected.merge(third, on="k"))
+    assert_same(merged.groupby("k").x.sum(split_out=3), expected.groupby("k").x.sum())
+
+
+@pytest.mark.parametrize("npartitions", [1, P])
+def test_merges_with_other_words(npartitions: int, local: None) -> None:
+    placed, plain = place(FRAME), split(OTHER.rename(columns={"v": "x"}), npartitions)
+    other = OTHER.rename(columns={"v": "x"})
+    for words in (
+        {"on": "k", "suffixes": ("_ours", "_theirs")},
+        {"on": "k", "indicator": True, "how": "outer"},
+        {"on": ["k", "x"], "how": "outer"},
+        {"on": ["x", "k"], "how": "left"},
+        {"on": "x", "how": "outer"},
+        {"left_on": "k", "right_on": "x", "how": "outer"},
+        {"left_on": "x", "right_on": "k", "suffixes": ("", "_theirs")},
+        {"left_on": ["k"], "right_on": ["k"], "how": "right"},
+        {"left_on": ["k", "j"], "right_on": ["x", "k"], "how": "left"},
+    ):
+        assert_same(placed.merge(plain, **words), FRAME.merge(other, **words))
+    assert_same(
+        placed.merge(plain, left_on="k", right_index=True), FRAME.merge(other, left_on="k", right_index=True)
+    )
+    assert_same(placed.join(plain[["w"]], on="k"), FRAME.join(other[["w"]], on="k"))
+
+
+# Merges of placed frames
+
+
+def same_layout(frame: pd.DataFrame, like: dd.DataFrame, on: Any = "k") -> dd.DataFrame:
+    return split(frame).pipe(chash_repartition, on, layout=like.chash.layout.rename(on))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_frames_of_one_layout_merge_without_a_shuffle(how: str, ready: Callable[[Any], Any]) -> None:
+    ours = ready(place(FRAME))
+    theirs = ready(same_layout(OTHER, ours))
+    for words in (
+        {"on": "k"},
+        {"on": ["k"]},
+        {"left_on": "k", "right_on": ["k"]},
+        {"on": "k", "indicator": True},
+    ):
+        merged = ours.merge(theirs, how=how, **words)
+        assert shuffles(merged) == shuffles(ours) + shuffles(theirs)
+        assert merged.npartitions == merged.optimize().npartitions == P
+        expected = FRAME.merge(OTHER, how=how, **words)
+        assert_same(merged, expected)
+        assert_placed(blocks_of(merged), ours.chash.layout)
+        assert_same(merged.groupby("k").agg({"w": "sum"}), expected.groupby("k").agg({"w": "sum"}))
+        assert len(shuffles(merged.groupby("k").agg({"w": "sum"}, split_out=3))) == len(shuffles(merged))
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("ours", SIDES)
+def test_changed_frames_of_one_layout_merge_without_a_shuffle(ours: str, how: str, local: None) -> None:
+    one = place(FRAME).chash.persist()
+    two = same_layout(OTHER, one).chash.persist()
+    for theirs in SIDES:
+        left, right = SIDES[ours](one), SIDES[theirs](two)
+        merged = left.merge(right, on="k", how=how)
+        if "reduced" not in (ours, theirs):
+            assert shuffles(merged) == []
+            assert_same(merged, SIDES[ours](FRAME).merge(SIDES[theirs](OTHER), on="k", how=how))
+
+
+def test_more_merge_keys_than_placing_keys(ready: Callable[[Any], Any]) -> None:
+    ours = ready(place(FRAME))
+    other = OTHER.assign(j=OTHER.w % 4)
+    theirs = ready(same_layout(other, ours))
+    for words in ({"on": ["k", "j"]}, {"on": ["j", "k"], "how": "outer"}):
+        merged = ours.merge(theirs, **words)
+        assert shuffles(merged) == shuffles(ours) + shuffles(theirs)
+        assert_same(merged, FRAME.merge(other, **words))
+
+
+def test_keys_of_other_names(ready: Callable[[Any], Any]) -> None:
+    ours = ready(place(FRAME))
+    other = OTHER.rename(columns={"k": "id"})
+    theirs = ready(same_layout(other, ours, "id"))
+    for how in HOW:
+        merged = ours.merge(theirs, left_on="k", right_on="id", how=how)
+        expected = FRAME.merge(other, left_on="k", right_on="id", how=how)
+        assert shuffles(merged) == shuffles(ours) + shuffles(theirs)
+        assert_same(merged, expected)
+        for key in ("k", "id"):
+            grouped = merged.groupby(key).agg({"w": "sum"}, split_out=3)
+            assert_same(grouped, expected.groupby(key).agg({"w": "sum"}))
+            again = merged.merge(ours[["k", "y"]], left_on=key, right_on="k", suffixes=("", "_again"))
+            assert_same(
+                again, expected.merge(FRAME[["k", "y"]], left_on=key, right_on="k", suffixes=("", "_again"))
+            )
+
+
+def test_composite_keys(ready: Callable[[Any], Any]) -> None:
+    other = OTHER.assign(j=OTHER.w % 4)
+    ours = ready(place(FRAME, ["k", "j"]))
+    theirs = ready(same_layout(other, ours, ["k", "j"]))
+    both = len(shuffles(ours)) + len(shuffles(theirs))
+    for words, more in (
+        ({"on": ["k", "j"]}, 0),
+        ({"on": ["j", "k"], "how": "outer"}, 0),
+        ({"left_on": ["j", "k"], "right_on": ["j", "k"], "how": "left"}, 0),
+        ({"on": "k", "how": "outer"}, 2),
+        ({"on": ["j"]}, 2),
+        ({"left_on": ["k", "j"], "right_on": ["j", "k"]}, 2),
+    ):
+        merged = ours.merge(theirs, **words)
+        assert len(shuffles(merged)) == both + more, words
+        assert_same(merged, FRAME.merge(other, **words))
+    crossed = ready(same_layout(other, ours.rename(columns={"k": "j", "j": "k"}), ["j", "k"]))
+    assert_same(ours.merge(crossed, on=["k", "j"]), FRAME.merge(other, on=["k", "j"]))
+
+
+@pytest.mark.parametrize(
+    "how", [{"npartitions": 8}, {"npartitions": 14}, {"seed": 1}, {"on": "w"}, {"npartitions": 1}], ids=repr
+)
+def test_frames_of_different_layouts_shuffle(how: dict[str, Any], ready: Callable[[Any], Any]) -> None:
+    ours, theirs = ready(place(FRAME)), ready(place(OTHER, **how))
+    for left, right, expected in (
+        (ours, theirs, FRAME.merge(OTHER, on="k")),
+        (theirs, ours, OTHER.merge(FRAME, on="k")),
+    ):
+        merged = left.merge(right, on="k")
+        if how != {"npartitions": 1}:
+            assert len(shuffles(merged)) == len(shuffles(ours)) + len(shuffles(theirs)) + 2
+        assert_merges_are_right(left, right, expected, OTHER, on="k")
+
+
+def test_who_owns_the_partitions_does_not_matter(ready: Callable[[Any], Any]) -> None:
+    ours, theirs = ready(place(FRAME, nodes=["a", "b"])), ready(place(OTHER, nodes={"c": 2, "a": 1}))
+    merged = ours.merge(theirs, on="k")
+    assert shuffles(merged) == shuffles(ours) + shuffles(theirs)
+    assert_same(merged, FRAME.merge(OTHER, on="k"))
+
+
+def test_a_frame_merges_with_itself(ready: Callable[[Any], Any]) -> None:
+    placed = ready(place(FRAME))
+    largest, expected = placed.groupby("k").x.max().reset_index(), FRAME.groupby("k").x.max().reset_index()
+    assert_same(placed.merge(largest, on=["k", "x"]), FRAME.merge(expected, on=["k", "x"]))
+    assert_same(placed.merge(placed, on="k"), FRAME.merge(FRAME, on="k"))
+    low, high = placed[placed.x < 0], placed[placed.x >= 0][["k", "y"]]
+    assert_same(
+        low.merge(high, on="k", how="outer", suffixes=("_low", "_high")),
+        FRAME[FRAME.x < 0].merge(
+            FRAME[FRAME.x >= 0][["k", "y"]], on="k", how="outer", suffixes=("_low", "_high")
+        ),
+    )
+    assert shuffles(placed.merge(placed, on="k")) == shuffles(placed)
+
+
+def test_semi_joins(ready: Callable[[Any], Any]) -> None:
+    ours = ready(place(FRAME))
+    expected = FRAME[FRAME.k.isin(OTHER.k[OTHER.w > 500])]
+    theirs = ready(same_layout(OTHER, ours))
+    merged = ours.merge(theirs[theirs.w > 500][["k"]], on="k", how="leftsemi")
+    assert_same(merged, expected)
+    assert shuffles(merged) == shuffles(ours) + shuffles(theirs)
+    for npartitions in (1, 2, 5):
+        plain = split(OTHER, npartitions)
+        assert_same(ours.merge(plain[plain.w > 500][["k"]], on="k", how="leftsemi"), expected)
+
+
+# df.chash.merge
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("npartitions", [1, 2, 9])
+def test_chash_merge_shuffles_only_the_plain_frame(
+    npartitions: int, how: str, ready: Callable[[Any], Any]
+) -> None:
+    placed, plain = ready(place(FRAME)), split(OTHER, npartitions)
+    expected = FRAME.merge(OTHER, on="k", how=how)
+    for merged in (
+        placed.chash.merge(plain, how=how),
+        placed.chash.merge(plain, on="k", how=how),
+        placed.chash.merge(plain, left_on=["k"], right_on="k", how=how),
+        placed.chash.merge(OTHER, on="k", how=how),
+    ):
+        assert len(shuffles(merged)) == len(shuffles(placed)) + 1
+        assert_same(merged, expected)
+        assert_placed(blocks_of(merged), placed.chash.layout)
+    words: dict[str, Any] = {"on": "k", "how": how, "suffixes": ("_a", "_b"), "indicator": True}
+    assert_same(placed.chash.merge(split(FRAME, npartitions), **words), FRAME.merge(FRAME, **words))
+
+
+def test_chash_merge_leaves_a_frame_of_the_layout_alone(ready: Callable[[Any], Any]) -> None:
+    ours = ready(place(FRAME))
+    theirs = ready(same_layout(OTHER, ours))
+    merged = ours.chash.merge(theirs)
+    assert shuffles(merged) == shuffles(ours) + shuffles(theirs)
+    assert_same(merged, FRAME.merge(OTHER, on="k"))
+    elsewhere = ready(place(OTHER, npartitions=9, seed=3))
+    assert len(shuffles(ours.chash.merge(elsewhere))) == len(shuffles(ours)) + len(shuffles(elsewhere)) + 1
+    assert_same(ours.chash.merge(elsewhere), FRAME.merge(OTHER, on="k"))
+
+
+def test_chash_merge_by_other_names_and_several_keys(ready: Callable[[Any], Any]) -> None:
+    other = OTHER.assign(j=OTHER.w % 4).rename(columns={"k": "id"})
+    for placed in (ready(place(FRAME)), ready(place(FRAME, ["j", "k"]))):
+        for words in (
+            {"left_on": ["k", "j"], "right_on": ["id", "j"], "how": "left"},
+            {"left_on": ["j", "k"], "right_on": ["j", "id"], "how": "outer"},
+        ):
+            merged = placed.chash.merge(split(other), **words)
+            assert len(shuffles(merged)) == len(shuffles(placed)) + 1
+            assert_same(merged, FRAME.merge(other, **words))
+
+
+# Keys of other types that are equal
+
+
+def _keys(ours: Any, theirs: Any) -> tuple[pd.DataFrame, pd.DataFrame]:
+    return (
+        pd.DataFrame({"k": ours, "x": range(len(ours))}),
+        pd.DataFrame({"k": theirs, "w": range(100, 100 + len(theirs))}),
+    )
+
+
+def _strings(values: list[Any], dtype: Any = None) -> pd.Series:
+    return pd.Series(values, dtype=dtype)
+
+
+KEYS: dict[str, tuple[Any, Any]] = {
+    "int64, float64": (np.arange(12) % 5, np.array([0.0, 3.0, np.nan, 2.5, -0.0, 7.0])),
+    "float64, int64": (np.array([0.0, 3.0, np.nan, 2.5, -0.0, 4.0]), np.arange(12) % 5),
+    "float64, float64": (np.array([np.nan, -0.0, 0.5, np.inf]), np.array([0.0, np.nan, np.nan, np.inf])),
+    "int8, int64": (np.arange(12, dtype="int8"), np.arange(-3, 9)),
+    "uint8, int16": (np.arange(12, dtype="uint8"), np.arange(-3, 9, dtype="int16")),
+    "uint64, int64": (np.arange(12, dtype="uint64"), np.arange(-3, 9)),
+    "float32, float64": (np.array([0.5, np.nan, 3], "float32"), np.array([0.5, 3.0, np.nan])),
+    "Int64, int64": (pd.array([1, None, 3, 4], dtype="Int64"), np.array([4, 3, 9])),
+    "Int64, float64": (pd.array([1, None, 3, 4], dtype="Int64"), np.array([4, 3, np.nan])),
+    "Int64, Int8": (pd.array([1, None, 3, 4], dtype="Int64"), pd.array([4, None, None], dtype="Int8")),
+    "bool, bool": (np.array([True, False]), np.array([True, True, False])),
+    "str, category": (_strings(["a", "b", None, "c"]), pd.Categorical(["c", "a", None, "z"])),
+    "category, str": (pd.Categorical(["c", "a", None, "z"]), _strings(["a", "b", None, "c"])),
+    "category, category": (
+        pd.Categorical(["c", "a", None, "z"], categories=["z", "a", "c"]),
+        pd.Categorical(["a", "c", None], categories=["c", "q", "a"]),
+    ),
+    "object, string": (_strings(["a", None, "c"], object), _strings(["c", None, "a"], "string[python]")),
+    "str, str": (_strings(["a", None, "c"]), _strings(["c", None, None])),
+    "ns, us": (
+        pd.to_datetime(["2020", None, "2021"]).astype("M8[ns]"),
+        pd.to_datetime(["2021", "2020", None]).astype("M8[us]"),
+    ),
+    "zoned": (
+        pd.to_datetime(["2020", "2021"]).tz_localize("UTC"),
+        pd.to_datetime(["2021", "2020"]).tz_localize("UTC"),
+    ),
+}
+
+
+# Of dtypes that differ Dask warns wherever it merges, and pandas of floats that are no integers.
+MISMATCH = [
+    pytest.mark.filterwarnings("ignore:Merging dataframes with merge column data type mismatches"),
+    pytest.mark.filterwarnings("ignore:You are merging on int and float columns"),
+]
+
+
+def of_other_types(test: Any) -> Any:
+    return MISMATCH[0](MISMATCH[1](test))
+
+
+@of_other_types
+@pytest.mark.parametrize("how", ["inner", "outer"])
+@pytest.mark.parametrize("kind", KEYS)
+def test_equal_keys_of_any_type_meet(kind: str, how: str, local: None) -> None:
+    frame, other = _keys(*KEYS[kind])
+    expected = frame.merge(other, on="k", how=how)
+    ours, theirs = of_blocks([frame[:2], frame[2:]]), of_blocks([other[:1], other[1:]])
+    placed = ours.pipe(chash_repartition, "k", npartitions=P)
+    for right in (theirs.pipe(chash_repartition, "k", npartitions=P), theirs):
+        merged = placed.chash.merge(right, on="k", how=how)
+        assert len(shuffles(merged)) == 2
+        assert_same(merged, expected)
+
+
+def test_null_keys_are_joined_as_pandas_joins_them(ready: Callable[[Any], Any]) -> None:
+    frame, other = _keys(np.array([np.nan, 1, np.nan, 2]), np.array([np.nan, np.nan, 1]))
+    placed = ready(place(frame))
+    for how in HOW:
+        for right in (split(other), same_layout(other, placed)):
+            assert_same(placed.merge(right, on="k", how=how), frame.merge(other, on="k", how=how))
+    two, three = frame.assign(j=[1, None, None, 2]), other.assign(j=[None, 1, None])
+    placed = ready(place(two, ["k", "j"]))
+    assert_same(placed.chash.merge(split(three)), two.merge(three, on=["k", "j"]))
+
+
+BIG = 2**53 + 1
+
+
+@of_other_types
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (np.array([1, BIG]), np.array([1.0, 2.0])),
+        (np.array([1, -BIG]), np.array([1.0, 2.0])),
+        (np.array([1, 2]), np.array([1.0, 2.0**54])),
+        (np.array([1.0, 2.0**54, np.nan]), np.array([1, 2])),
+        (pd.array([1, BIG, None], dtype="Int64"), np.array([1.0, 2.0])),
+    ],
+    ids=repr,
+)
+def test_numbers_that_pandas_would_round_are_refused(ours: Any, theirs: Any, local: None) -> None:
+    frame, other = _keys(ours, theirs)
+    placed = place(frame)
+    with pytest.raises(ValueError, match=r"'k'.*2\*\*53.*astype"):
+        # Those that are beyond may be in a partition without a partner.
+        placed.chash.merge(split(other), on="k", how="outer").compute()
+
+
+@of_other_types
+def test_numbers_that_pandas_does_not_round_are_joined(local: None) -> None:
+    for ours, theirs in (
+        (np.array([1, BIG]), np.array([BIG, BIG - 1, 2])),
+        (np.array([1, BIG], dtype="uint64"), np.array([1, BIG - 1])),
+        (np.array([1, 2**53]), np.array([2.0**53, 1.0])),
+        (np.array([1, 2]), np.array([np.inf, -np.inf, 1.0])),
+        (np.array([1.0, 2.0**60]), np.array([2.0**60])),
+    ):
+        frame, other = _keys(ours, theirs)
+        assert_same(place(frame).chash.merge(split(other), on="k"), frame.merge(other, on="k"))
+
+
+# What a frame is no longer
+
+
+def _rewritten(df: pd.DataFrame) -> pd.DataFrame:
+    return df.assign(k=df.k // 2)
+
+
+def _halved(group: pd.DataFrame) -> pd.DataFrame:
+    return pd.DataFrame({"k": group.y // 100, "x": group.x})
+
+
+HALVED = pd.DataFrame({"k": [1], "x": [1]})
+
+
+def _relabelled(df: Any, labels: list[str]) -> Any:
+    df = df.copy()
+    df.columns = labels
+    return df
+
+
+def _set(df: Any) -> Any:
+    df = df.copy()
+    df["k"] = df["x"]
+    return df
+
+
+CHANGES: dict[str, Both] = {
+    "assigned": _both(lambda df: df.assign(k=df.x % 5)),
+    "assigned of itself": _both(lambda df: df.assign(k=df.k // 2)),
+    "assigned a constant": _both(lambda df: df.assign(k=1)),
+    "set": _both(_set),
+    "assigned by a function": _both(lambda df: df.assign(k=lambda d: d.y % 5)),
+    "cast": _both(lambda df: df.astype({"k": "float64"})),
+    "all cast": _both(lambda df: df.astype("float64")),
+    "filled": _both(lambda df: df.assign(k=df.k.where(df.k > 5)).fillna({"k": 1})),
+    "all filled": _both(lambda df: df.fillna(1)),
+    "replaced": _both(lambda df: df.replace(3, 4)),
+    "masked": _both(lambda df: df.mask(df.k > 5, 2)),
+    "where": _both(lambda df: df.where(df.x > 0, 2)),
+    "clipped": _both(lambda df: df.clip(3, 9)),
+    "added to": _both(lambda df: df + 1),
+    "compared": _both(lambda df: (df > 5).astype("int64")),
+    "evaluated": _both(lambda df: df.eval("k = x")),
+    "relabelled": _both(lambda df: _relabelled(df, ["j", "k", "x", "y", "row"])),
+    "swapped": _both(lambda df: df.rename(columns={"k": "x", "x": "k"})),
+    "swapped by a function": _both(
+        lambda df: df.rename(columns=lambda c: {"k": "j", "j": "k"}.get(c, c)),
+    ),
+    "dropped, and another renamed": _both(lambda df: df.drop(columns="k").rename(columns={"x": "k"})),
+    "left out, and another renamed": _both(lambda df: df[["j", "y"]].rename(columns={"j": "k"})),
+    "renamed over": _both(lambda df: df.rename(columns={"k": "old"}).assign(k=df.j)),
+    "suffixed": _both(lambda df: df.rename(columns={"x": "k_x", "k": "z"}).rename(columns={"k_x": "k"})),
+    "of blocks rewritten": (lambda df: df.map_partitions(_rewritten), _rewritten),
+    "of groups rewritten": (
+        lambda df: df.groupby("k", group_keys=False)[["x", "y"]].apply(_halved, meta=HALVED),
+        lambda df: df.groupby("k", group_keys=False)[["x", "y"]].apply(_halved),
+    ),
+    "of groups": _both(lambda df: df.groupby("j").agg({"k": "max", "x": "sum"}).reset_index()),
+    "in fewer partitions": (lambda df: df.repartition(npartitions=3), lambda df: df),
+    "in more partitions": (lambda df: df.repartition(npartitions=15), lambda df: df),
+    "in one partition": (lambda df: df.repartition(npartitions=1), lambda df: df),
+    "in as many partitions": (
+        lambda df: df.repartition(npartitions=3).repartition(npartitions=df.npartitions),
+        lambda df: df,
+    ),
+    "shuffled": (lambda df: df.shuffle("j"), lambda df: df),
+    "shuffled by the key": (lambda df: df.shuffle("k"), lambda df: df),
+    "sorted": (lambda df: df.sort_values("x"), lambda df: df),
+    "by another index": _both(lambda df: df.set_index("row").reset_index()),
+    "placed by another": (lambda df: df.pipe(chash_repartition, "j", npartitions=P), lambda df: df),
+    "placed by more": (lambda df: df.pipe(chash_repartition, ["k", "j"], npartitions=P), lambda df: df),
+    "placed by another seed": (
+        lambda df: df.pipe(chash_repartition, "k", npartitions=P, seed=1),
+        lambda df: df,
+    ),
+    "concatenated": (lambda df: dd.concat([df, split(FRAME)]), lambda df: pd.concat([df, FRAME])),
+    "concatenated behind": (lambda df: dd.concat([split(FRAME), df]), lambda df: pd.concat([FRAME, df])),
+    "concatenated with itself": (lambda df: dd.concat([df, df]), lambda df: pd.concat([df, df])),
+    "concatenated in blocks": (
+        lambda df: dd.concat([df, df.assign(k=df.x)], interleave_partitions=True),
+        lambda df: pd.concat([df, df.assign(k=df.x)]),
+    ),
+    "suffixed by a merge": (
+        lambda df: df.merge(split(OTHER), left_on="x", right_on="w", how="left").rename(columns={"k_y": "k"}),
+        lambda df: df.merge(OTHER, left_on="x", right_on="w", how="left").rename(columns={"k_y": "k"}),
+    ),
+    "one side's key of an outer merge": (
+        lambda df: df.rename(columns={"k": "id"}).merge(
+            place(OTHER), left_on="id", right_on="k", how="outer"
+        ),
+        lambda df: df.rename(columns={"k": "id"}).merge(OTHER, left_on="id", right_on="k", how="outer"),
+    ),
+    "one side's key of a left merge": (
+        lambda df: df.rename(columns={"k": "id"}).merge(place(OTHER), left_on="id", right_on="k", how="left"),
+        lambda df: df.rename(columns={"k": "id"}).merge(OTHER, left_on="id", right_on="k", how="left"),
+    ),
+    "the other side's key of a left merge": (
+        lambda df: place(OTHER.rename(columns={"k": "id"}), "id").merge(
+            df, left_on="id", right_on="k", how="left"
+        ),
+        lambda df: OTHER.rename(columns={"k": "id"}).merge(df, left_on="id", right_on="k", how="left"),
+    ),
+    "merged by another key": (
+        lambda df: df.merge(split(OTHER.rename(columns={"k": "j"})), on="j", how="outer"),
+        lambda df: df.merge(OTHER.rename(columns={"k": "j"}), on="j", how="outer"),
+    ),
+    "joined to the index": (
+        lambda df: df.join(split(OTHER[["w"]].set_index(OTHER.v - 1000)), how="outer"),
+        lambda df: df.join(OTHER[["w"]].set_index(OTHER.v - 1000), how="outer"),
+    ),
+    "exploded": (
+        lambda df: (
+            df.assign(k=df.k.map(lambda v: [v, v + 1], meta=("k", object))).explode("k").astype({"k": int})
+        ),
+        lambda df: df.assign(k=df.k.map(lambda v: [v, v + 1])).explode("k").astype({"k": int}),
+    ),
+    "persisted plainly": (lambda df: df.persist(), lambda df: df),
+    "melted": (
+        lambda df: df.melt(id_vars=["j"], value_vars=["k", "x"], value_name="n").rename(columns={"j": "k"}),
+        lambda df: df.melt(id_vars=["j"], value_vars=["k", "x"], value_name="n").rename(columns={"j": "k"}),
+    ),
+}
+
+
+@of_other_types
+@pytest.mark.parametrize("change", CHANGES)
+def test_nothing_is_concluded_from_what_a_frame_was(change: str, local: None) -> None:
+    in_dask, in_pandas = CHANGES[change]
+    placed, expected = in_dask(place(FRAME)), in_pandas(FRAME)
+    assert_same_rows(placed.compute(), expected)
+    value = next(name for name in expected.columns if name != "k" and expected[name].dtype.kind in "if")
+    assert_same(
+        placed.groupby("k").agg({value: "sum"}, split_out=3), expected.groupby("k").agg({value: "sum"})
+    )
+    assert_same(placed.groupby("k")[value].median(), expected.groupby("k")[value].median())
+    other = OTHER.rename(columns={"w": "w2", "v": "v2"})
+    for right in (split(other), place(other), place(other, npartitions=placed.npartitions)):
+        assert_same(placed.merge(right, on="k"), expected.merge(other, on="k"))
+    assert_same(place(other).merge(placed, on="k", how="outer"), other.merge(expected, on="k", how="outer"))
+
+
+@pytest.mark.parametrize("part", [slice(0, 3), slice(None, None, -1), [0, 2, 4], [3]], ids=repr)
+def test_nothing_is_concluded_from_a_slice_of_partitions(part: Any, ready: Callable[[Any], Any]) -> None:
+    placed = ready(place(FRAME))
+    kept = list(range(P))[part] if isinstance(part, slice) else part
+    expected = FRAME[np.isin(placed.chash.layout.partition_of(FRAME), kept)]
+    got = placed.partitions[part if isinstance(part, list) else kept]
+    assert_same(got, expected)
+    assert_same(got.groupby("k").agg({"x": "sum"}, split_out=3), expected.groupby("k").agg({"x": "sum"}))
+    for right in (split(OTHER), place(OTHER), place(OTHER, npartitions=len(kept))):
+        assert_same(got.merge(right, on="k", how="outer"), expected.merge(OTHER, on="k", how="outer"))
+        assert_same(right.merge(got, on="k", how="left"), OTHER.merge(expected, on="k", how="left"))
+
+
+@of_other_types
+@pytest.mark.parametrize("how", ["shift", "diff", "cumsum", "ffill", "rank"])
+def test_nothing_is_concluded_from_rows_moved_past_each_other(how: str, local: None) -> None:
+    """The same is done to a plain frame of the same blocks."""
+    functions: dict[str, Callable[[Any], Any]] = {
+        "shift": lambda df: df.assign(k=df.k.shift(1)),
+        "diff": lambda df: df.diff(),
+        "cumsum": lambda df: df.cumsum(),
+        "ffill": lambda df: df.assign(k=df.k.where(df.k > 5)).ffill(),
+        "rank": lambda df: df.assign(k=df.x.map_partitions(lambda s: s.rank(), meta=("x", "float64"))),
+    }
+    placed = place(FRAME)
+    got, expected = functions[how](placed), functions[how](of_blocks(blocks_of(placed))).compute()
+    assert_same_rows(got.compute(), expected)
+    assert_same(got.groupby("k").agg({"x": "sum"}, split_out=3), expected.groupby("k").agg({"x": "sum"}))
+    assert_same(got.merge(place(OTHER), on="k"), expected.merge(OTHER, on="k"))
+
+
+# On a cluster
+
+
+@pytest.mark.parametrize("state", ["lazy", "persisted"])
+def test_on_a_cluster(state: str, client: Client) -> None:
+    placed = split(FRAME).pipe(chash_repartition, "k", npartitions=P)
+    other = split(OTHER).pipe(chash_repartition, "k", layout=placed.chash.layout)
+    if state == "persisted":
+        placed, other = placed.chash.persist(), other.chash.persist()
+    for how in ("apply", "agg of a dict", "agg of a list", "agg into 3", "median", "transform", "superset"):
+        in_dask, in_pandas = GROUPED[how]
+        assert shuffles(in_dask(placed)) == shuffles(placed)
+        assert_same(in_dask(placed), in_pandas(FRAME))
+    merged, expected = placed.merge(other, on="k", how="outer"), FRAME.merge(OTHER, on="k", how="outer")
+    assert shuffles(merged) == shuffles(placed) + shuffles(other)
+    assert_same(merged, expected)
+    for npartitions in (1, 2, 5):
+        plain = split(OTHER, npartitions)
+        assert_same(placed.merge(plain, on="k", how="outer"), expected)
+        chash_merged = placed.chash.merge(plain, how="outer")
+        assert len(shuffles(chash_merged)) == len(shuffles(placed)) + 1
+        assert_same(chash_merged, expected)
+        third = placed.merge(plain, on="k").merge(split(FRAME, 3), on="k")
+        assert_same(third, FRAME.merge(OTHER, on="k").merge(FRAME, on="k"))
+    assert_same(merged.groupby("k").agg({"w": "sum"}, split_out=3), expected.groupby("k").agg({"w": "sum"}))
+    rewritten = placed.map_partitions(_rewritten)
+    assert_same(rewritten.merge(other, on="k"), _rewritten(FRAME).merge(OTHER, on="k"))
+    assert_same(rewritten.groupby("k").x.sum(split_out=3), _rewritten(FRAME).groupby("k").x.sum())

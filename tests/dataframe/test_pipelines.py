@@ -1,0 +1,493 @@
+"""Random pipelines over placed and plain frames give what pandas gives.
+
+Whatever lets a group-by or a merge skip its shuffle must be gone when it is no longer true. The
+steps here are those that keep it true, those that end it, and those that rely on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import dask
+import dask.dataframe as dd
+import pandas as pd
+import pytest
+from frames import assert_placed, assert_same_rows, blocks_of, sample, split
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+from chash_partition import Layout, chash_repartition
+
+Pick = Callable[[Sequence[Any]], Any]
+
+
+class Pair(NamedTuple):
+    """The same rows in Dask, placed or descending from placed frames, in plain Dask and in pandas."""
+
+    dask: dd.DataFrame
+    plain: dd.DataFrame
+    pandas: pd.DataFrame
+
+    def both(self, function: Callable[[Any], Any]) -> Pair:
+        return self.each(function, function)
+
+    def each(self, in_dask: Callable[[Any], Any], in_pandas: Callable[[Any], Any]) -> Pair:
+        with refused_by_dask(lambda: in_dask(self.plain)):
+            return Pair(in_dask(self.dask), in_dask(self.plain), in_pandas(self.pandas))
+
+    def placed(self, on: Any, **how: Any) -> Pair:
+        npartitions = how["layout"].npartitions if "layout" in how else how["npartitions"]
+        return Pair(
+            self.dask.pipe(chash_repartition, on, **how),
+            self.plain.shuffle(on, npartitions=npartitions),
+            self.pandas,
+        )
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.pandas.columns)
+
+    @property
+    def numbers(self) -> list[str]:
+        dtypes = self.pandas.dtypes.items()
+        return [name for name, dtype in dtypes if is_numeric_dtype(dtype) and not is_bool_dtype(dtype)]
+
+    @property
+    def layout(self) -> Layout | None:
+        try:
+            return self.dask.chash.layout
+        except ValueError:
+            return None
+
+
+class Inapplicable(Exception):
+    """The step does not fit the frame as it is, or Dask cannot do it with a plain frame either."""
+
+
+@contextmanager
+def refused_by_dask(plain: Callable[[], Any]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        try:
+            plain()
+        except type(error):
+            raise Inapplicable from error
+        raise
+
+
+def _some(choices: Sequence[Any], pick: Pick) -> Any:
+    if not choices:
+        raise Inapplicable
+    return pick(list(choices))
+
+
+def _key(pair: Pair, pick: Pick) -> str:
+    """A column, mostly the one that the frame was placed by."""
+    return _some([*(["k"] * 4 if "k" in pair.columns else []), *pair.columns], pick)
+
+
+def _new(pair: Pair, pick: Pick) -> str:
+    return _some([name for name in ("k", "q", "x", "z", "k_x") if name not in pair.columns], pick)
+
+
+def _plain(pick: Pick) -> Pair:
+    frame = sample(rows=pick([20, 1, 0]), keys=8, seed=pick([1, 2])).rename(columns={"y": "w", "row": "v"})
+    frame = frame[pick([["k", "w"], ["k", "j", "w"], ["k", "x", "w", "v"]])]
+    plain = split(frame, pick([3, 1, 2, 5]))
+    return Pair(plain, plain, frame)
+
+
+def _placed(pair: Pair, pick: Pick) -> Pair:
+    """A placed frame, in the layout of `pair` if it has one."""
+    layout = pair.layout
+    if layout is not None and len(layout.on) == 1 and pick([True, True, False]):
+        how: dict[str, Any] = {"layout": layout.rename("k")}
+    else:
+        how = {"npartitions": pick([6, 3]), "seed": pick([0, 1])}
+    return _plain(pick).placed("k", **how)
+
+
+# Steps that keep the rows where they are.
+
+
+def filtered(pair: Pair, pick: Pick) -> Pair:
+    column, value = _some(pair.numbers, pick), pick([0, 3, 6])
+    how = pick(["gt", "mod", "isin", "mean"])
+    return pair.both(
+        {
+            "gt": lambda df: df[df[column] > value],
+            "mod": lambda df: df[df[column] % 3 != value % 3],
+            "isin": lambda df: df[df[column].isin([*range(-20, value), 7])],
+            "mean": lambda df: df[df[column] >= df[column].mean()],
+        }[how]
+    )
+
+
+def projected(pair: Pair, pick: Pick) -> Pair:
+    dropped = _key(pair, pick)
+    kept = [name for name in pair.columns if name != dropped]
+    if not kept:
+        raise Inapplicable
+    return pair.both(lambda df: df[kept])
+
+
+def dropped(pair: Pair, pick: Pick) -> Pair:
+    column = _key(pair, pick)
+    if len(pair.columns) == 1:
+        raise Inapplicable
+    return pair.both(lambda df: df.drop(columns=column))
+
+
+def assigned(pair: Pair, pick: Pick) -> Pair:
+    target = pick(["k", "x", "z"])
+    source = _some(pair.numbers, pick)
+    how = pick(["copy", "plus", "mod", "constant"])
+    return pair.both(
+        {
+            "copy": lambda df: df.assign(**{target: df[source]}),
+            "plus": lambda df: df.assign(**{target: df[source] + 1}),
+            "mod": lambda df: df.assign(**{target: df[source] % 3}),
+            "constant": lambda df: df.assign(**{target: 1}),
+        }[how]
+    )
+
+
+def cast(pair: Pair, pick: Pick) -> Pair:
+    column = _some(pair.numbers, pick)
+    dtype = pick([{column: "float64"}, "float64"])
+    if isinstance(dtype, str) and len(pair.numbers) < len(pair.columns):
+        raise Inapplicable
+    return pair.both(lambda df: df.astype(dtype))
+
+
+def filled(pair: Pair, pick: Pick) -> Pair:
+    if len(pair.numbers) < len(pair.columns):
+        raise Inapplicable
+    value = pick([{_key(pair, pick): 1}, 1])
+    return pair.both(lambda df: df.fillna(value))
+
+
+def without_nulls(pair: Pair, pick: Pick) -> Pair:
+    subset = pick([None, [_key(pair, pick)]])
+    return pair.both(lambda df: df.dropna(subset=subset))
+
+
+def renamed(pair: Pair, pick: Pick) -> Pair:
+    old, new = _key(pair, pick), _new(pair, pick)
+    return pair.both(lambda df: df.rename(columns={old: new}))
+
+
+def swapped(pair: Pair, pick: Pick) -> Pair:
+    one, two = _key(pair, pick), _some(pair.columns, pick)
+    return pair.both(lambda df: df.rename(columns={one: two, two: one}))
+
+
+def replaced(pair: Pair, pick: Pick) -> Pair:
+    """Another column takes the name of one that is dropped."""
+    one, two = _key(pair, pick), _some(pair.columns, pick)
+    if one == two:
+        raise Inapplicable
+    return pair.both(lambda df: df.drop(columns=one).rename(columns={two: one}))
+
+
+def suffixed(pair: Pair, pick: Pick) -> Pair:
+    return pair.both(lambda df: df.add_suffix("_x")) if len(pair.columns[0]) < 6 else pair
+
+
+def reset(pair: Pair, pick: Pick) -> Pair:
+    return pair.both(lambda df: df.reset_index(drop=True))
+
+
+def without_duplicates(pair: Pair, pick: Pick) -> Pair:
+    split_out = pick([True, 1, 3])
+    subset = pair.columns  # all of them; not named, Dask would claim to be partitioned by None
+    return pair.each(
+        lambda df: df.drop_duplicates(subset=subset, split_out=split_out), lambda df: df.drop_duplicates()
+    )
+
+
+# Steps that move rows, or change the key behind Dask's back.
+
+
+def _same(df: pd.DataFrame) -> pd.DataFrame:
+    return df
+
+
+def repartitioned(pair: Pair, pick: Pick) -> Pair:
+    npartitions = pick([2, 1, 6, 9])
+    return pair.each(lambda df: df.repartition(npartitions=npartitions), _same)
+
+
+def shuffled(pair: Pair, pick: Pick) -> Pair:
+    key, npartitions = _key(pair, pick), pick([None, 6, 4])
+    return pair.each(lambda df: df.shuffle(key, npartitions=npartitions), _same)
+
+
+def placed(pair: Pair, pick: Pick) -> Pair:
+    key = _key(pair, pick)
+    if key not in pair.numbers:
+        raise Inapplicable
+    on, npartitions = pick([key, key, pair.numbers[:2]]), pick([6, 1, 3])
+    return pair.placed(on, npartitions=npartitions)
+
+
+def sliced(pair: Pair, pick: Pick) -> Pair:
+    layout = pair.layout
+    if layout is None or layout.npartitions < 3:
+        raise Inapplicable
+    part = pick([slice(1, None), slice(None, 2), slice(None, None, -1)])
+    kept = range(layout.npartitions)[part]
+    here = pd.Series(layout.partition_of(pair.pandas), pair.pandas.index).isin(kept)
+    expected = pair.pandas[here]
+    return Pair(pair.dask.partitions[list(kept)], split(expected), expected)
+
+
+def rewritten(pair: Pair, pick: Pick) -> Pair:
+    column = _key(pair, pick)
+    if column not in pair.numbers:
+        raise Inapplicable
+    meta = pair.dask._meta.astype({column: "float64"})
+    function = pick(
+        [lambda df: df.assign(**{column: df[column] // 2.0}), lambda df: df.assign(**{column: 1.0})]
+    )
+    return pair.each(lambda df: df.map_partitions(function, meta=meta), function)
+
+
+def concatenated(pair: Pair, pick: Pick) -> Pair:
+    other = pick([_plain, lambda pick: _placed(pair, pick)])(pick)
+    both = pick([(pair, other), (other, pair)])
+    with refused_by_dask(lambda: dd.concat([one.plain for one in both])):
+        return Pair(
+            dd.concat([one.dask for one in both]),
+            dd.concat([one.plain for one in both]),
+            pd.concat([one.pandas for one in both]),
+        )
+
+
+def persisted(pair: Pair, pick: Pick) -> Pair:
+    with refused_by_dask(pair.plain.persist):
+        dask = pair.dask.persist() if pair.layout is None else pair.dask.chash.persist()
+        return Pair(dask, pair.plain.persist(), pair.pandas)
+
+
+# Steps that skip their shuffle where they may.
+
+
+def _grouping(pair: Pair, pick: Pick) -> tuple[list[str], str]:
+    by = [_key(pair, pick)]
+    if pick([False, False, True]):
+        by.append(_some([name for name in pair.columns if name not in by], pick))
+    return by, _some([name for name in pair.numbers if name not in by], pick)
+
+
+def aggregated(pair: Pair, pick: Pick) -> Pair:
+    by, value = _grouping(pair, pick)
+    how = pick([{value: "sum"}, {value: ["min", "max"]}, {value: "median"}, {value: "count"}])
+    split_out = pick([3, 1, True, 20])
+
+    return pair.each(
+        lambda df: _flat(df.groupby(by).agg(how, split_out=split_out)),
+        lambda df: _flat(df.groupby(by).agg(how)),
+    )
+
+
+def _flat(df: Any) -> Any:
+    df = df.reset_index()
+    df.columns = ["".join(name) if isinstance(name, tuple) else name for name in df.columns]
+    return df
+
+
+def summed(pair: Pair, pick: Pick) -> Pair:
+    by, value = _grouping(pair, pick)
+    split_out = pick([1, 4, True])
+    return pair.each(
+        lambda df: df.groupby(by)[value].sum(split_out=split_out).reset_index(),
+        lambda df: df.groupby(by)[value].sum().reset_index(),
+    )
+
+
+def middle(pair: Pair, pick: Pick) -> Pair:
+    by, value = _grouping(pair, pick)
+    return pair.both(lambda df: df.groupby(by)[value].median().reset_index())
+
+
+def transformed(pair: Pair, pick: Pick) -> Pair:
+    by, value = _grouping(pair, pick)
+    meta = (value, "float64")
+
+    def in_dask(df: dd.DataFrame) -> dd.DataFrame:
+        return df.dropna(subset=by).groupby(by)[value].transform("max", meta=meta).to_frame(name="z")
+
+    return pair.each(
+        in_dask, lambda df: df.dropna(subset=by).groupby(by)[value].transform("max").to_frame(name="z")
+    )
+
+
+def joined_to_groups(pair: Pair, pick: Pick) -> Pair:
+    """What a transform gives, by a merge with the groups."""
+    by, value = _grouping(pair, pick)
+    target = pick(["z", "k"])
+
+    def function(df: Any) -> Any:
+        largest = df.groupby(by)[value].max().reset_index().rename(columns={value: "largest"})
+        merged = df.dropna(subset=by).merge(largest, on=by)
+        return merged.drop(columns=[target], errors="ignore").rename(columns={"largest": target})
+
+    return pair.both(function)
+
+
+def applied(pair: Pair, pick: Pick) -> Pair:
+    """The function gives another column under the name of the key."""
+    by, value = _grouping(pair, pick)
+    key = by[0]
+
+    def function(group: pd.DataFrame) -> pd.DataFrame:
+        return pd.DataFrame({"n": float(len(group)), key: group[value].astype("float64") // 4})
+
+    meta = pd.DataFrame({"n": [1.0], key: [1.0]})[:0]
+
+    def in_pandas(df: pd.DataFrame) -> pd.DataFrame:
+        if df.dropna(subset=by).empty:
+            return meta
+        return df.groupby(by, group_keys=False).apply(function, include_groups=False)
+
+    return pair.each(
+        lambda df: df.groupby(by, group_keys=False).apply(function, include_groups=False, meta=meta),
+        in_pandas,
+    )
+
+
+def _merged(left: Pair, right: Pair, pick: Pick) -> Pair:
+    if len(left.pandas) * len(right.pandas) > 40_000 or len({*left.columns, *right.columns}) > 14:
+        raise Inapplicable
+    common = [name for name in left.numbers if name in right.numbers]
+    how: dict[str, Any] = {"how": pick(["inner", "left", "right", "outer"])}
+    if pick([True, True, False]) and common:
+        keys = _some([*(["k"] * 3 if "k" in common else []), *common], pick)
+        how["on"] = pick([keys, [keys], list(dict.fromkeys([keys, common[0]]))])
+    else:
+        how["left_on"], how["right_on"] = _some(left.numbers, pick), _some(right.numbers, pick)
+    how["suffixes"] = pick([("_x", "_y"), ("", "_r"), ("_l", "")])
+    expected = _expected(left, right, how)
+    broadcast = pick([None, True, False])
+    with refused_by_dask(lambda: left.plain.merge(right.plain, **how, broadcast=broadcast)):
+        return Pair(
+            left.dask.merge(right.dask, **how, broadcast=broadcast),
+            left.plain.merge(right.plain, **how, broadcast=broadcast),
+            expected,
+        )
+
+
+def _expected(left: Pair, right: Pair, how: dict[str, Any]) -> pd.DataFrame:
+    try:
+        expected = left.pandas.merge(right.pandas, **how)
+    except pd.errors.MergeError as error:
+        raise Inapplicable from error
+    if not expected.columns.is_unique or len(expected) > 400:
+        raise Inapplicable
+    return expected
+
+
+def merged(pair: Pair, pick: Pick) -> Pair:
+    """With another frame, on either side of it."""
+    other = pick([_plain, lambda pick: _placed(pair, pick)])(pick)
+    for _ in range(pick([0, 1])):
+        other = pick(STEPS)(other, pick)
+    return _merged(*pick([(pair, other), (other, pair)]), pick)
+
+
+def merged_with_itself(pair: Pair, pick: Pick) -> Pair:
+    other = pick(STEPS)(pair, pick)
+    return _merged(*pick([(pair, other), (other, pair)]), pick)
+
+
+def colocated(pair: Pair, pick: Pick) -> Pair:
+    layout = pair.layout
+    other = _plain(pick)
+    if layout is None or len(layout.on) > 1 or "k" not in other.numbers:
+        raise Inapplicable
+    how = pick(["inner", "left", "right", "outer"])
+    names = {"left_on": layout.on[0], "right_on": "k", "how": how}
+    if layout.on[0] not in pair.numbers or len(pair.pandas) > 400:
+        raise Inapplicable
+    expected = _expected(pair, other, names)
+    right = pick([other.dask, other.pandas])
+    return Pair(pair.dask.chash.merge(right, **names), pair.plain.merge(right, **names), expected)
+
+
+STEPS = [
+    aggregated,
+    summed,
+    middle,
+    applied,
+    transformed,
+    joined_to_groups,
+    filtered,
+    projected,
+    dropped,
+    assigned,
+    cast,
+    filled,
+    without_nulls,
+    renamed,
+    swapped,
+    replaced,
+    suffixed,
+    reset,
+    without_duplicates,
+    repartitioned,
+    shuffled,
+    placed,
+    sliced,
+    rewritten,
+    concatenated,
+    persisted,
+]
+JOINS = [merged, merged, merged, merged_with_itself, colocated]
+
+
+def check(data: st.DataObject, most: int) -> None:
+    def pick(choices: Sequence[Any]) -> Any:
+        return choices[data.draw(st.integers(0, len(choices) - 1))]
+
+    frame = sample(rows=40, keys=8)
+    pair = Pair(split(frame), split(frame), frame)
+    on, npartitions = pick(["k", ["k", "j"]]), pick([6, 3, 1])
+    pair = pair.placed(on, npartitions=npartitions)
+    for _ in range(data.draw(st.integers(1, most))):
+        step = pick([*STEPS, *JOINS, *JOINS])
+        try:
+            pair = step(pair, pick)
+            note(step.__name__)
+        except Inapplicable:
+            note(f"{step.__name__}: inapplicable")
+    compare(pair)
+
+
+def compare(pair: Pair) -> None:
+    with dask.config.set({"scheduler": "sync", "dataframe.shuffle.method": "tasks"}):
+        try:
+            with refused_by_dask(pair.plain.compute):
+                got = pair.dask.compute()
+        except Inapplicable:
+            return
+        assert_same_rows(got, pair.pandas)
+        if pair.layout is not None:
+            assert_placed(blocks_of(pair.dask), pair.layout)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_pipelines(data: st.DataObject) -> None:
+    check(data, 6)
+
+
+@pytest.mark.long
+@settings(max_examples=20_000)
+@given(st.data())
+def test_many_pipelines(data: st.DataObject) -> None:
+    check(data, 6)
