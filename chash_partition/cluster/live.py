@@ -29,12 +29,22 @@ def active_client() -> Client | None:
         return None
 
 
-def _ask(client: Client, operation: str, **arguments: Any) -> Any:
+def check(client: Client) -> None:
+    """Raise if this client cannot be waited for."""
+    if client.status in ("closed", "closing"):
+        raise RuntimeError(
+            "the client that keeps this frame in memory is closed, and the frame is gone with it: "
+            "persist it anew with the client that is open now"
+        )
     if client.asynchronous:
         raise RuntimeError(
             "this client is asynchronous and waiting here would stop its event loop: "
             "use a second, synchronous `Client(scheduler_address)` for df.chash"
         )
+
+
+def _ask(client: Client, operation: str, **arguments: Any) -> Any:
+    check(client)
     return client.sync(getattr(client.scheduler, operation), **arguments)
 
 
@@ -50,6 +60,7 @@ def worker_addresses(client: Client) -> dict[str, str]:
 
 
 def _ensure_plugin(client: Client) -> None:
+    check(client)
     try:
         client.register_plugin(ChashPlugin(), name=NAME)
     except ImportError as error:
@@ -59,10 +70,15 @@ def _ensure_plugin(client: Client) -> None:
         ) from error
 
 
+def _without_labels(layout: Layout) -> str:
+    """The layout for the scheduler, which needs no labels of columns; not all can be written in JSON."""
+    return layout.rename([str(i) for i in range(len(layout.on))]).to_json()
+
+
 def register(client: Client, layout: Layout, frame: str) -> Layout:
     """Tell the scheduler of a persisted frame; returns the layout as it is there."""
     _ensure_plugin(client)
-    return Layout.from_json(_ask(client, "chash_register", layout=layout.to_json(), frame=frame))
+    return Layout.from_json(_ask(client, "chash_register", layout=_without_labels(layout), frame=frame))
 
 
 def current_layout(client: Client, layout: Layout) -> Layout:
@@ -89,7 +105,9 @@ def carry_out(client: Client, plan: RebalancePlan, progress: bool) -> RebalanceP
     """
     stall = parse_timedelta(dask.config.get("chash-partition.rebalance.stall-timeout"))
     layout_id = plan.after.id
-    answer = _ask(client, "chash_move", before=plan.before.version, after=plan.after.to_json(), stall=stall)
+    answer = _ask(
+        client, "chash_move", before=plan.before.version, after=_without_labels(plan.after), stall=stall
+    )
     if "error" in answer:
         raise ValueError(answer["error"])
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,18 +46,19 @@ SETTLED = 0.1
 class ReduceOtherReplicas(ReduceReplicas):
     """`ReduceReplicas`, leaving alone the keys that are being moved.
 
-    It stands in for Dask's own while a move is made: that one cannot know which of two copies
+    It stands in for Dask's own while moves are made: that one cannot know which of two copies
     is to stay and would drop the new one.
     """
 
-    __slots__ = ("moving",)
+    __slots__ = ("moves", "stands_in_for")
 
-    def __init__(self, moving: Collection[Any]):
-        self.moving = moving
+    def __init__(self, stands_in_for: ReduceReplicas):
+        self.stands_in_for = stands_in_for
+        self.moves: list[BringToOwners] = []
 
     def run(self) -> Iterator[Suggestion]:
         for suggestion in super().run():
-            if suggestion.ts.key not in self.moving:
+            if not any(suggestion.ts.key in move.targets for move in self.moves):
                 yield suggestion
 
 
@@ -67,6 +68,12 @@ class BringToOwners(ActiveMemoryManagerPolicy):
     Parameters
     ----------
     targets : address of the worker that shall hold each key
+
+    Attributes
+    ----------
+    targets : of all keys that exist; one that is freed or cannot be computed is not moved
+    open : of those not given up
+    refused : why, for each key that was given up
     """
 
     __slots__ = ("asked", "open", "refused", "targets")
@@ -92,14 +99,12 @@ class BringToOwners(ActiveMemoryManagerPolicy):
         for key in list(self.open):
             target = self.open[key]
             ts, ws = scheduler.tasks.get(key), scheduler.workers.get(target)
-            if ts is None:
-                self._refuse(key, "it was released")
-            elif ts.state == "erred":
-                self._refuse(key, "computing it failed")
+            if ts is None or ts.state == "erred":
+                del self.open[key], self.targets[key]
             elif ws is None:
                 self._refuse(key, f"worker {target} has left")
             elif ts.state != "memory" or not ts.who_has:
-                continue  # being recomputed: wait
+                continue  # being computed: wait
             elif ws not in ts.who_has:
                 if ws.status != Status.running:
                     self._refuse(key, f"worker {ws.name} is {ws.status.name}")
@@ -117,24 +122,27 @@ class BringToOwners(ActiveMemoryManagerPolicy):
 
 
 @contextmanager
-def _replicas_left_alone(scheduler: Any, keys: Collection[Any]) -> Iterator[None]:
+def _replicas_left_alone(scheduler: Any, move: BringToOwners) -> Iterator[None]:
     manager = scheduler.extensions.get("amm")
-    own = [policy for policy in manager.policies if type(policy) is ReduceReplicas] if manager else []
-    stand_ins = [ReduceOtherReplicas(keys) for _ in own]
-    for policy, stand_in in zip(own, stand_ins, strict=True):
+    for policy in [p for p in manager.policies if type(p) is ReduceReplicas] if manager else []:
         manager.policies.remove(policy)
-        manager.add_policy(stand_in)
+        manager.add_policy(ReduceOtherReplicas(policy))
+    stand_ins = [p for p in manager.policies if type(p) is ReduceOtherReplicas] if manager else []
+    for stand_in in stand_ins:
+        stand_in.moves.append(move)
     try:
         yield
     finally:
-        for policy, stand_in in zip(own, stand_ins, strict=True):
-            manager.policies.discard(stand_in)
-            manager.add_policy(policy)
+        for stand_in in stand_ins:
+            stand_in.moves.remove(move)
+            if not stand_in.moves:
+                manager.policies.discard(stand_in)
+                manager.add_policy(stand_in.stands_in_for)
 
 
 async def bring_to_owners(
     scheduler: Any, targets: Mapping[Any, str], stall: float, progress: dict[str, Any]
-) -> dict[Any, str]:
+) -> BringToOwners:
     """Hold each key in memory on its target and nowhere else.
 
     Parameters
@@ -146,21 +154,22 @@ async def bring_to_owners(
 
     Returns
     -------
-    dict
-        Why, for each key that is not where it should be.
+    BringToOwners
+        Its `targets` without its `refused` are where they should be.
     """
-    policy = BringToOwners(targets)
+    move = BringToOwners(targets)
     # A manager of its own: Dask's may be stopped, and runs every two seconds only.
-    manager = ActiveMemoryManagerExtension(scheduler, {policy}, register=False, start=False)
+    manager = ActiveMemoryManagerExtension(scheduler, {move}, register=False, start=False)
     progress.update(done=0, total=len(targets))
     last, settled = time(), None
-    with _replicas_left_alone(scheduler, policy.targets.keys()):
-        while policy.open:
+    with _replicas_left_alone(scheduler, move):
+        while move.open:
             manager.run_once()
-            done = sum(map(policy.placed, policy.targets))
+            done = sum(map(move.placed, move.targets))
             if done != progress["done"]:
-                progress["done"], last = done, time()
-            if done == len(policy.targets) - len(policy.refused):
+                last = time()
+            progress.update(done=done, total=len(move.targets))
+            if done == len(move.targets) - len(move.refused):
                 settled = settled or time()
                 if time() - settled >= SETTLED:
                     break
@@ -169,10 +178,10 @@ async def bring_to_owners(
                 if time() - last > stall:
                     break
             await asyncio.sleep(TICK)
-    for key in policy.open:
-        if not policy.placed(key):
-            policy.refused[key] = _why(scheduler, key, targets[key], stall)
-    return policy.refused
+    for key in move.open:
+        if not move.placed(key):
+            move.refused[key] = _why(scheduler, key, targets[key], stall)
+    return move
 
 
 def _why(scheduler: Any, key: Any, target: str, stall: float) -> str:

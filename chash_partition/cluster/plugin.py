@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +55,7 @@ class ChashPlugin(SchedulerPlugin):
         if entry is None:
             return None
         here = {name: (name, 0) in self.scheduler.tasks for name in entry.frames}
-        entry.frames = {name: here[name] for name, seen in entry.frames.items() if here[name] or not seen}
+        entry.frames = {name: seen for name, seen in entry.frames.items() if here[name] or not seen}
         if not entry.frames and entry.moving is None:
             del self.layouts[layout_id]
             return None
@@ -69,8 +70,13 @@ class ChashPlugin(SchedulerPlugin):
         entry = self._live(given.id)
         if entry is None or (entry.frames.keys() <= {frame} and given.version > entry.layout.version):
             entry = self.layouts[given.id] = Registered(given)
-        entry.frames.setdefault(frame, False)
+        entry.frames[frame] = (frame, 0) in self.scheduler.tasks
         return entry.layout.to_json()
+
+    def update_graph(self, scheduler: Any, *, keys: Any, **kwargs: Any) -> None:
+        arrived = {key[0] for key in keys if isinstance(key, tuple)}
+        for entry in self.layouts.values():
+            entry.frames.update(dict.fromkeys(arrived & entry.frames.keys(), True))
 
     def layout(self, layout_id: str) -> str | None:
         entry = self._live(layout_id)
@@ -124,29 +130,32 @@ class ChashPlugin(SchedulerPlugin):
         self, entry: Registered, target: Layout, present: dict[str, str], stall: float
     ) -> dict[str, Any]:
         started = time()
-        owners = [target.nodes[i] for i in target.assignment]
-        keys = {(frame, p): p for frame in sorted(entry.frames) for p in range(target.npartitions)}
-        here = {key: self._names(key) for key in keys}
-        targets = {key: present[owners[p]] for key, p in keys.items() if here[key] != [owners[p]]}
-        nbytes = sum(self.scheduler.tasks[key].nbytes for key in targets if key in self.scheduler.tasks)
-        self._log("move-start", entry, keys=len(targets), nbytes=nbytes)
-        refused = await bring_to_owners(self.scheduler, targets, stall, entry.progress)
-        # What is not where it should be is recorded where it is.
-        reasons: dict[int, str] = {}
-        for key, reason in refused.items():
-            p = keys[key]
-            reasons[p] = reason
-            held = self._names(key)
-            if held and owners[p] not in held:
-                owners[p] = held[0]
-        entry.layout = target if not reasons else target.with_assignment(owners)
-        moved = [self.scheduler.tasks[key] for key in targets.keys() - refused.keys()]
+        before = [entry.layout.nodes[i] for i in entry.layout.assignment]
+        after = [target.nodes[i] for i in target.assignment]
+        done: list[Any] = []
+        refused: dict[int, str] = {}
+        moved: set[str] = set()
+        # A frame that is persisted meanwhile goes along.
+        while new := sorted(entry.frames.keys() - moved):
+            moved.update(new)
+            held = {(frame, p): self._names((frame, p)) for frame in new for p in range(target.npartitions)}
+            targets = {key: present[after[key[1]]] for key, names in held.items() if names != [after[key[1]]]}
+            self._log("move-start", entry, keys=len(targets), nbytes=self._nbytes(targets))
+            move = await bring_to_owners(self.scheduler, targets, stall, entry.progress)
+            done.extend(move.targets.keys() - move.refused.keys())
+            for (frame, p), reason in move.refused.items():
+                refused[p] = reason
+                # It stays where it was, unless that worker has left.
+                names = held[frame, p] or self._names((frame, p))
+                before[p] = next((name for name in names if name != after[p]), before[p])
+        owners = [before[p] if p in refused else owner for p, owner in enumerate(after)]
+        entry.layout = target.with_assignment(owners) if refused else target
         summary = {
             "layout": entry.layout.to_json(),
-            "refused": reasons,
-            "moved": len({keys[key] for key in targets.keys() - refused.keys()}),
+            "refused": refused,
+            "moved": len({p for _, p in done} - refused.keys()),
             "frames": len(entry.frames),
-            "nbytes": sum(ts.nbytes for ts in moved),
+            "nbytes": self._nbytes(done),
             "seconds": time() - started,
         }
         self._log("move-end", entry, **{k: v for k, v in summary.items() if k != "layout"})
@@ -165,6 +174,9 @@ class ChashPlugin(SchedulerPlugin):
         if (error := task.exception()) is not None:
             return {"error": f"the move failed on the scheduler: {error!r}"}
         return task.result()
+
+    def _nbytes(self, keys: Iterable[Any]) -> int:
+        return sum(ts.nbytes for key in keys if (ts := self.scheduler.tasks.get(key)) is not None)
 
     def _names(self, key: Any) -> list[str]:
         ts = self.scheduler.tasks.get(key)

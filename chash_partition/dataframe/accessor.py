@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable, Iterable, Mapping
 from datetime import date, timedelta
 from decimal import Decimal
@@ -16,7 +17,7 @@ from distributed import Client, wait
 from chash_partition._dask import Partitions, new_collection
 from chash_partition.cluster import live
 from chash_partition.dataframe.expressions import Claim, PersistedFrame, Pin, persisted
-from chash_partition.dataframe.knowledge import Known, known
+from chash_partition.dataframe.knowledge import Known, known, labels
 from chash_partition.dataframe.repartition import key_columns, place
 from chash_partition.hashing import hash_key, hash_keys
 from chash_partition.layout import Layout
@@ -34,8 +35,15 @@ class ChashAccessor:
     """
 
     def __init__(self, df: dd.DataFrame):
-        self._df = df
+        # Dask keeps the accessor with the collection; a cycle would keep its partitions in memory.
+        self._collection = weakref.ref(df)
+        self._expr = df.expr
         _ = self._known
+
+    @property
+    def _df(self) -> dd.DataFrame:
+        df = self._collection()
+        return new_collection(self._expr) if df is None else df
 
     @property
     def _known(self) -> Known:
@@ -80,7 +88,8 @@ class ChashAccessor:
         4
         """
         facts = self._known
-        client = live.active_client()
+        keeper = _client_of(facts.persisted) if facts.persisted is not None else None
+        client = keeper or live.active_client()
         if client is None:
             graph = self._df.persist().expr
             return new_collection(persisted(graph, facts.on, facts.layout))
@@ -153,8 +162,9 @@ class ChashAccessor:
 
     def _held(self) -> tuple[Layout, list[tuple[Any, int]]]:
         frame, client = self._must_be_live()
-        wait([*frame.operand("layer").values()])
         layout = self.layout
+        with client.as_current():
+            wait([*frame.operand("layer").values()])
         held = live.holders(client, frame.frame_name, layout.npartitions)
         lost = [p for p, (workers, _) in enumerate(held) if not workers]
         if lost:
@@ -318,7 +328,7 @@ class ChashAccessor:
             right = dd.from_pandas(right, npartitions=1)
         if on is None and left_on is None and right_on is None:
             on = list(facts.on)
-        lefts, rights = (_labels(on),) * 2 if on is not None else (_labels(left_on), _labels(right_on))
+        lefts, rights = (labels(on),) * 2 if on is not None else (labels(left_on), labels(right_on))
         if len(lefts) != len(rights):
             raise ValueError(f"left_on={lefts} and right_on={rights} name different numbers of columns")
         if missing := [column for column in facts.on if column not in lefts]:
@@ -396,10 +406,6 @@ def _check_kind(column: Hashable, dtype: Any, value: Any) -> None:
                 f"key {value!r} is a {type(value).__name__}, but column {column!r} has dtype {dtype}: "
                 "look up a value as the column holds them"
             )
-
-
-def _labels(columns: Any) -> list[Hashable]:
-    return list(columns) if isinstance(columns, list) else [columns]
 
 
 def _partitions(layout: Layout) -> pd.RangeIndex:

@@ -49,15 +49,11 @@ from chash_partition._dask import (
     shuffle_unpack,
 )
 from chash_partition.dataframe.blocks import PARTITION, tag, untag
-from chash_partition.dataframe.knowledge import Known, known
+from chash_partition.dataframe.knowledge import Known, known, known_of_merge, labels, sides_of
 from chash_partition.dataframe.shuffle import PlacedShuffleSpec
 from chash_partition.layout import Layout
 
 Label = Hashable
-
-
-def _listed(columns: Any) -> list[Label]:
-    return list(columns) if isinstance(columns, list) else [columns]
 
 
 class Abstract(Expr):
@@ -219,7 +215,7 @@ class Place(Abstract):
             if self._filter_passthrough_available(parent, dependents) and _rowwise(parent.predicate, self):
                 return self._filter_simplification(parent)
         elif isinstance(parent, Projection):
-            wanted = {*_listed(determine_column_projection(self, parent, dependents)), *self.on}
+            wanted = {*labels(determine_column_projection(self, parent, dependents)), *self.on}
             columns = [column for column in self.frame.columns if column in wanted]
             if len(columns) < len(self.frame.columns):
                 return type(self)(self.frame[columns], *self.operands[1:])[parent.operand("columns")]
@@ -301,40 +297,6 @@ class P2PPlace(PartitionsFiltered, Expr):
         return layer
 
 
-def _sides(merge: Merge) -> tuple[Known, Known] | None:
-    """What is known of both sides, if that lets partition i join partition i."""
-    left, right = known(merge.left), known(merge.right)
-    if left is None or right is None or not left.layout.same_partitions(right.layout):
-        return None
-    if left.layout.npartitions == 1 or len(left.on) != len(right.on):
-        return None
-    return (left, right) if set(zip(left.on, right.on, strict=True)) <= _pairs(merge) else None
-
-
-def _pairs(merge: Merge) -> set[tuple[Label, Label]]:
-    """The columns that are compared, left and right."""
-    if merge.left_index or merge.right_index or merge.left_on is None or merge.right_on is None:
-        return set()
-    left, right = _listed(merge.left_on), _listed(merge.right_on)
-    if any(isinstance(column, Expr) for column in (*left, *right)):
-        return set()
-    return set(zip(left, right, strict=True))
-
-
-def _known_of_merge(merge: Merge) -> Known | None:
-    sides = _sides(merge)
-    if sides is None:
-        return None
-    left, right = sides
-    if merge.how == "outer":
-        # A row of one side alone has its key in that side's column only.
-        return left if left.on == right.on else None
-    kept, other, mates = (right, left, merge.left) if merge.how == "right" else (left, right, merge.right)
-    # Where the other side has a column of that name that is not its key, a suffix was added.
-    renamed = [a for a, b in zip(kept.on, other.on, strict=True) if a != b and a in mates.columns]
-    return None if renamed else kept
-
-
 class PlacedMerge(Abstract, Merge):
     """A merge with a placed frame below it.
 
@@ -347,14 +309,14 @@ class PlacedMerge(Abstract, Merge):
     def unique_partition_mapping_columns_from_shuffle(self) -> set[tuple[Label, ...]]:
         return set()
 
-    _known = _known_of_merge
+    _known = known_of_merge
 
     def _divisions(self) -> tuple[Any, ...]:
-        sides = _sides(self)
+        sides = sides_of(self)
         return super()._divisions() if sides is None else (None,) * (sides[0].layout.npartitions + 1)
 
     def _lower(self) -> Expr:
-        if _sides(self) is None:
+        if sides_of(self) is None:
             merge = SemiMerge if self.how == "leftsemi" else Merge
             return Told(merge(Told(self.left), Told(self.right), *self.operands[2:]))
         right = DropDuplicatesBlockwise(self.right) if self.how == "leftsemi" else self.right
@@ -393,7 +355,7 @@ def merge_partitions(
     left: pd.DataFrame, right: pd.DataFrame, *, result_meta: pd.DataFrame, **kwargs: Any
 ) -> pd.DataFrame:
     """Join two partitions; refuse numbers that pandas would join although they differ."""
-    for left_on, right_on in zip(_listed(kwargs["left_on"]), _listed(kwargs["right_on"]), strict=True):
+    for left_on, right_on in zip(labels(kwargs["left_on"]), labels(kwargs["right_on"]), strict=True):
         sides = [("left", left_on, _values(left[left_on])), ("right", right_on, _values(right[right_on]))]
         if {_number(column.dtype) for _, _, column in sides} != {"integer", "float"}:
             continue

@@ -21,8 +21,10 @@ from chash_partition._dask import (
     Expr,
     Fillna,
     Filter,
+    Merge,
     Projection,
     RenameFrame,
+    SemiMerge,
 )
 from chash_partition.layout import Layout
 
@@ -66,7 +68,7 @@ def known(expr: Expr) -> Known | None:
     -------
     Known or None
     """
-    own = getattr(type(expr), "_known", None)
+    own = known_of_merge if type(expr) in (Merge, SemiMerge) else getattr(type(expr), "_known", None)
     if own is not None:
         facts = own(expr)
     else:
@@ -81,6 +83,45 @@ def known(expr: Expr) -> Known | None:
     return facts
 
 
+def labels(columns: Any) -> list[Hashable]:
+    """One label or a list of them, as a list."""
+    return list(columns) if isinstance(columns, list) else [columns]
+
+
+def sides_of(merge: Merge) -> tuple[Known, Known] | None:
+    """What is known of both sides, if that lets partition i join partition i."""
+    left, right = known(merge.left), known(merge.right)
+    if left is None or right is None or not left.layout.same_partitions(right.layout):
+        return None
+    if left.layout.npartitions == 1 or len(left.on) != len(right.on):
+        return None
+    return (left, right) if set(zip(left.on, right.on, strict=True)) <= _pairs(merge) else None
+
+
+def _pairs(merge: Merge) -> set[tuple[Hashable, Hashable]]:
+    """The columns that are compared, left and right."""
+    if merge.left_index or merge.right_index or merge.left_on is None or merge.right_on is None:
+        return set()
+    left, right = labels(merge.left_on), labels(merge.right_on)
+    if any(isinstance(column, Expr) for column in (*left, *right)):
+        return set()
+    return set(zip(left, right, strict=True))
+
+
+def known_of_merge(merge: Merge) -> Known | None:
+    sides = sides_of(merge)
+    if sides is None:
+        return None
+    left, right = sides
+    if merge.how == "outer":
+        # A row of one side alone has its key in that side's column only.
+        return left if left.on == right.on else None
+    kept, other, mates = (right, left, merge.left) if merge.how == "right" else (left, right, merge.right)
+    # Where the other side has a column of that name that is not its key, a suffix was added.
+    renamed = [a for a, b in zip(kept.on, other.on, strict=True) if a != b and a in mates.columns]
+    return None if renamed else kept
+
+
 def _rows(expr: Expr, below: Known) -> Known | None:
     return below
 
@@ -90,8 +131,7 @@ def _projection(expr: Projection, below: Known) -> Known | None:
 
 
 def _drop(expr: Drop, below: Known) -> Known | None:
-    columns = expr.operand("columns")
-    return below if below.spares(columns if isinstance(columns, (list, tuple)) else [columns]) else None
+    return below if below.spares(labels(expr.operand("columns"))) else None
 
 
 def _assign(expr: Assign, below: Known) -> Known | None:
