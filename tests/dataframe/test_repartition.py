@@ -101,6 +101,15 @@ def _arrow() -> Case:
         "time": pa.array([None if v is None else time(v % 24, 1) for v in some], pa.time64("us")),
         "stamp": pa.array([None if v is None else moment + timedelta(v) for v in some], pa.timestamp("ms")),
         "zoned": pa.array([None if v is None else v for v in some], pa.timestamp("us", "Asia/Tokyo")),
+        "duration": pa.array(some, pa.duration("s")),
+        "date32": pa.array(some, pa.date32()),
+        "date64": pa.array([None if v is None else v * 86_400_000 for v in some], pa.date64()),
+        "time32": pa.array(some, pa.time32("s")),
+        "float16": pa.array(np.arange(N, dtype="float16")),
+        "fixed": pa.array([None if v is None else bytes([v] * 16) for v in some], pa.binary(16)),
+        "odd": pa.array([None if v is None else bytes([v] * 3) for v in some], pa.binary(3)),
+        "decimal256": pa.array([None if v is None else Decimal(v) / 8 for v in some], pa.decimal256(50, 3)),
+        "null": pa.nulls(N),
         "list": pa.array([None if v is None else [v, None] for v in some], pa.list_(pa.int64())),
         "struct": pa.array([None if v is None else {"a": v} for v in some]),
         "dictionary": pa.array([None if v is None else str(v % 3) for v in some]).dictionary_encode(),
@@ -318,6 +327,18 @@ def test_any_rows(rows: list[Any], cuts: list[int], npartitions: int, seed: int,
             chash_repartition, ["k", "j"] if both else "k", npartitions=npartitions, seed=seed
         )
         blocks = blocks_of(placed)
+    assert_placed(blocks, placed.chash.layout)
+    assert_unchanged(pd.concat(blocks), frame)
+
+
+def test_many_rows_of_all_kinds(client: Client, objects_as_they_are: None) -> None:
+    frame = pd.concat(
+        [case()[1].drop(columns="k") for case in (_numbers, _times, _extension, _arrow, _objects)], axis=1
+    )
+    frame = pd.concat([frame] * 100, ignore_index=True).assign(k=np.arange(100 * N) % 997)
+    plain = of_blocks([frame[a:b] for a, b in pairwise([0, 1, 700, 701, 1800, 100 * N])])
+    placed = plain.pipe(chash_repartition, "k", npartitions=64)
+    blocks = blocks_of(placed)
     assert_placed(blocks, placed.chash.layout)
     assert_unchanged(pd.concat(blocks), frame)
 

@@ -1,14 +1,23 @@
-"""Where the outputs of a shuffle are to land."""
+"""How rows travel to the workers, and which worker that is."""
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+from distributed.shuffle._core import ShuffleId
+from frames import assert_unchanged
+from hypothesis import given
+from hypothesis import strategies as st
+from test_repartition import CASES, KEYS
 
 from chash_partition import Layout
-from chash_partition.dataframe.shuffle import PlacedShuffleSpec
+from chash_partition.dataframe.shuffle import PlacedShuffleSpec, Slots, SpillFile, split, unpack
 
 NODES = ["a", "b", "c", "d"]
 LAYOUT = Layout.create("k", 64, NODES)
@@ -17,13 +26,11 @@ ADDRESSES = {name: f"tcp://{name}" for name in NODES}
 
 def landed(workers: list[str], addresses: dict[str, str] = ADDRESSES) -> list[str]:
     spec = PlacedShuffleSpec(
-        id="s",
-        npartitions=LAYOUT.npartitions,
-        column="_partitions",
-        meta=pd.DataFrame({"_partitions": [0]}),
-        parts_out=set(range(LAYOUT.npartitions)),
+        id=ShuffleId("s"),
         disk=False,
-        drop_column=True,
+        meta=pd.DataFrame({"k": [0]})[:0],
+        on=("k",),
+        parts_out=LAYOUT.npartitions,
         layout=LAYOUT,
         addresses=addresses,
     )
@@ -34,22 +41,99 @@ OWNERS = [ADDRESSES[LAYOUT.owner_of(p)] for p in range(LAYOUT.npartitions)]
 ALL = [*ADDRESSES.values()]
 
 
-def test_on_the_owner() -> None:
+def test_outputs_go_to_their_owners() -> None:
     assert landed(ALL) == landed(ALL[::-1]) == landed([*ALL, "tcp://unknown"]) == OWNERS
 
 
 @pytest.mark.parametrize("gone", NODES)
-def test_on_the_next_node_of_the_ring_if_the_owner_is_gone(gone: str) -> None:
+def test_or_to_the_next_node_of_the_ring_if_the_owner_is_gone(gone: str) -> None:
     left = [ADDRESSES[name] for name in NODES if name != gone]
     ring = LAYOUT.ring.without_nodes([gone])
     for p, (there, owner) in enumerate(zip(landed(left), OWNERS, strict=True)):
-        next_node = ADDRESSES[ring.owners_at([LAYOUT.point(p)])[0]]
-        assert there == (next_node if owner == ADDRESSES[gone] else owner)
+        following = ADDRESSES[ring.owners_at([LAYOUT.point(p)])[0]]
+        assert there == (following if owner == ADDRESSES[gone] else owner)
     assert landed(left) == landed(left[::-1])
 
 
 @pytest.mark.parametrize("addresses", [{}, {"a": "tcp://gone"}])
-def test_on_any_worker_if_no_node_is_here(addresses: dict[str, str]) -> None:
+def test_or_to_any_worker_if_no_node_is_here(addresses: dict[str, str]) -> None:
     workers = ["tcp://x", "tcp://y"]
     assert landed(workers, addresses) == landed(workers[::-1], addresses)
     assert Counter(landed(workers, addresses)) == dict.fromkeys(workers, 32)
+
+
+def travelled(
+    blocks: list[pd.DataFrame], on: list[Any], worker_for: dict[int, str], spilled: SpillFile | None = None
+) -> dict[int, pd.DataFrame]:
+    """The partitions that arrive where `worker_for` says."""
+    slots = Slots.of(worker_for, LAYOUT.npartitions)
+    shares = [split(block, on, 0, slots) for block in blocks]
+    sent = pickle.loads(pickle.dumps(shares, protocol=5))
+    if spilled is not None:
+        sent = [{worker: spilled.put(share) for worker, share in block.items()} for block in sent]
+    return {
+        partition: unpack([block[worker] for block in sent if worker in block], slot, blocks[0].iloc[:0])
+        for worker, partitions in slots.local.items()
+        for slot, partition in enumerate(partitions)
+    }
+
+
+def cut(frame: pd.DataFrame, edges: list[int]) -> list[pd.DataFrame]:
+    """Views of some of its rows, so that a column does not start at the start of its buffers."""
+    return [frame[a:b] for a, b in pairwise(edges)]
+
+
+# The file has no name, and is closed when the last array in it is gone.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize("to_disk", [False, True])
+@pytest.mark.parametrize("kind", [*CASES, *KEYS])
+def test_columns_of_any_type_travel(kind: str, to_disk: bool, tmp_path: Any) -> None:
+    on, frame = ("k", pd.DataFrame({"k": KEYS[kind], "x": range(24)})) if kind in KEYS else (None, None)
+    if frame is None:
+        on, case = CASES[kind]
+        frame = case()[1]
+    on = on if isinstance(on, list) else [on]
+    blocks = cut(frame, [0, 1, 9, 9, 13, len(frame)])
+    spilled = SpillFile(str(tmp_path)) if to_disk else None
+    got = travelled(blocks, on, dict(enumerate(["x", "y", "z", "x"] * 16)), spilled)
+    here = Layout.create(on, LAYOUT.npartitions, NODES).partition_of(frame)
+    for partition, block in got.items():
+        expected = frame[here == partition]
+        assert_unchanged(block, expected)
+        if len(expected) and all(isinstance(dtype, np.dtype) for dtype in frame.dtypes):
+            pd.testing.assert_frame_equal(block, expected, check_freq=False)  # in their order
+
+
+@given(
+    values=st.lists(st.one_of(st.none(), st.text(st.characters(codec="utf-8"), max_size=40)), max_size=60),
+    edges=st.lists(st.integers(0, 60), max_size=5),
+    wanted=st.dictionaries(st.integers(0, 63), st.sampled_from(["x", "y"]), min_size=1),
+    kind=st.sampled_from(
+        ["object", "string[pyarrow]", "string[python]", "large_string[pyarrow]", "category"]
+    ),
+)
+def test_any_text_travels_in_order(
+    values: list[Any], edges: list[int], wanted: dict[int, str], kind: str
+) -> None:
+    frame = pd.DataFrame({"k": pd.Series(values, dtype=object).astype(kind), "x": range(len(values))})
+    edges = [0, *sorted(min(edge, len(values)) for edge in edges), len(values)]
+    got = travelled(cut(frame, edges), ["k"], wanted)
+    here = LAYOUT.partition_of(frame)
+    assert set(got) == set(wanted)
+    for partition, block in got.items():
+        assert_unchanged(block, frame[here == partition])
+        assert block.x.tolist() == frame.x[here == partition].tolist()
+
+
+def test_categories_that_differ_between_blocks_travel() -> None:
+    frames = [
+        pd.DataFrame({"k": range(9), "c": pd.Categorical(["a", "b", None] * 3, categories=["b", "a"])}),
+        pd.DataFrame({"k": range(9), "c": pd.Categorical(["z", "b", None] * 3)}),
+        pd.DataFrame({"k": range(9), "c": pd.Categorical([None] * 9, categories=["q"])}),
+    ]
+    got = travelled(frames, ["k"], dict.fromkeys(range(64), "x"))
+    expected = pd.concat([frame.astype({"c": object}) for frame in frames])
+    here = LAYOUT.partition_of(expected)
+    for partition, block in got.items():
+        assert isinstance(block.c.dtype, pd.CategoricalDtype)
+        assert [*block.c.astype(object).fillna("-")] == [*expected.c[here == partition].fillna("-")]
