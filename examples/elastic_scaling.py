@@ -81,7 +81,7 @@ def main() -> None:
     # Dask logs each P2P shuffle as a warning, and a worker that closes as an error.
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     os.environ["DASK_LOGGING__DISTRIBUTED"] = "critical"
-    local = LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None)
+    local = LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=":0")
     with TemporaryDirectory() as folder, local as cluster, Client(cluster) as client:
         print("\nPlacing flights and planes on 4 workers by tail number")
         for name, frame in (("flights", flights), ("planes", planes)):
