@@ -27,6 +27,10 @@ def tag(block: pd.DataFrame, on: Sequence[Hashable], npartitions: int, seed: int
 def untag(block: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:
     """The block as it was before `tag`."""
     out = block.drop(columns=PARTITION, errors="ignore")
+    for i, dtype in enumerate(meta.dtypes):
+        # Blocks with other categories were joined as their values.
+        if isinstance(dtype, pd.CategoricalDtype) and not isinstance(out.dtypes.iloc[i], pd.CategoricalDtype):
+            out[out.columns[i]] = out.iloc[:, i].astype(pd.CategoricalDtype(ordered=dtype.ordered))
     out.columns = meta.columns
     out.index.names = meta.index.names
     return out

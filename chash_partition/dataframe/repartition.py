@@ -136,6 +136,11 @@ def chash_repartition(
                 "layout= already says npartitions, nodes, placement, vnodes and seed: leave those out, "
                 "or leave out layout= to make a new one"
             )
+        if not isinstance(layout, Layout):
+            raise TypeError(
+                f"layout must be a chash_partition.Layout, such as other.chash.layout, "
+                f"not {type(layout).__name__}"
+            )
         if layout.on != columns:
             raise ValueError(
                 f"layout= is keyed by {list(layout.on)}, but on={list(columns)}: pass "

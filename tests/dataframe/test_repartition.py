@@ -332,9 +332,9 @@ def test_any_rows(rows: list[Any], cuts: list[int], npartitions: int, seed: int,
 
 
 def test_many_rows_of_all_kinds(client: Client, objects_as_they_are: None) -> None:
-    frame = pd.concat(
-        [case()[1].drop(columns="k") for case in (_numbers, _times, _extension, _arrow, _objects)], axis=1
-    )
+    cases = {"n": _numbers, "t": _times, "e": _extension, "a": _arrow, "o": _objects}
+    parts = [case()[1].drop(columns="k").add_prefix(name) for name, case in cases.items()]
+    frame = pd.concat(parts, axis=1)
     frame = pd.concat([frame] * 100, ignore_index=True).assign(k=np.arange(100 * N) % 997)
     plain = of_blocks([frame[a:b] for a, b in pairwise([0, 1, 700, 701, 1800, 100 * N])])
     placed = plain.pipe(chash_repartition, "k", npartitions=64)
