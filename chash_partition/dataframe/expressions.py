@@ -297,16 +297,6 @@ class P2PPlace(PartitionsFiltered, Expr):
         return layer
 
 
-def _suffixes_mislead(merge: Merge) -> bool:
-    """Whether a side already has a column named as one that a suffix was added to.
-
-    Dask tells by names which side a column is from, and would filter or drop the wrong one.
-    """
-    left, right = set(merge.left.columns), set(merge.right.columns)
-    suffixed = {f"{column}{suffix}" for column in left & right for suffix in merge.suffixes}
-    return bool(suffixed & (left | right))
-
-
 class PlacedMerge(Abstract, Merge):
     """A merge with a placed frame below it.
 
@@ -320,9 +310,6 @@ class PlacedMerge(Abstract, Merge):
         return set()
 
     _known = known_of_merge
-
-    def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
-        return None if _suffixes_mislead(self) else super()._simplify_up(parent, dependents)
 
     def _divisions(self) -> tuple[Any, ...]:
         sides = sides_of(self)
@@ -338,9 +325,6 @@ class PlacedMerge(Abstract, Merge):
 
 class ColocatedMerge(BlockwiseMerge):
     """Partition i of the left with partition i of the right, in one task each."""
-
-    def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
-        return None if _suffixes_mislead(self) else super()._simplify_up(parent, dependents)
 
     @property
     def unique_partition_mapping_columns_from_shuffle(self) -> set[tuple[Label, ...]]:
