@@ -215,6 +215,11 @@ def test_the_key_as_a_series(local: None) -> None:
     assert_same(placed.groupby([placed.k, "j"]).x.sum(split_out=3), FRAME.groupby([FRAME.k, "j"]).x.sum())
 
 
+# Of dask 2025.7 with numpy 2.4, where rows are sorted.
+sorting = pytest.mark.filterwarnings("ignore:Passing more than 2 positional arguments")
+
+
+@sorting
 def test_reductions_and_duplicates_are_right(ready: Callable[[Any], Any]) -> None:
     """What is no group-by or merge is not told anything, and must not conclude anything."""
     frame = pd.concat([FRAME, FRAME.head(30)])
@@ -572,14 +577,10 @@ KEYS: dict[str, tuple[Any, Any]] = {
 
 
 # Of dtypes that differ Dask warns wherever it merges, and pandas of floats that are no integers.
-MISMATCH = [
-    pytest.mark.filterwarnings("ignore:Merging dataframes with merge column data type mismatches"),
-    pytest.mark.filterwarnings("ignore:You are merging on int and float columns"),
-]
-
-
-def of_other_types(test: Any) -> Any:
-    return MISMATCH[0](MISMATCH[1](test))
+of_other_types = pytest.mark.filterwarnings(
+    "ignore:Merging dataframes with merge column data type mismatches",
+    "ignore:You are merging on int and float columns",
+)
 
 
 @of_other_types
@@ -641,6 +642,38 @@ def test_numbers_that_pandas_does_not_round_are_joined(local: None) -> None:
     ):
         frame, other = _keys(ours, theirs)
         assert_same(place(frame).chash.merge(split(other), on="k"), frame.merge(other, on="k"))
+
+
+# One read, one shuffle
+
+DERIVED: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda df: df,
+    "renamed": lambda df: df.rename(columns={"x": "q"}),
+    "prefixed": lambda df: df.add_prefix("p_").rename(columns=lambda name: name[2:]),
+    "assigned": lambda df: df.assign(x=df.x + 1),
+    "filtered": lambda df: df[df.x > 0],
+    "without nulls": lambda df: df.dropna(),
+    "dropped": lambda df: df.drop(columns="row"),
+    "cast": lambda df: df.astype({"x": "float64"}),
+    "mapped": lambda df: df.map_partitions(lambda block: block),
+    "added to": lambda df: df + 1,
+}
+USED: dict[str, Callable[[Any], Any]] = {
+    "assigned": lambda df: df.assign(z=df.y + df.k),
+    "filtered": lambda df: df[(df.y > 0) & (df.k > 2)].j,
+    "filtered by the whole": lambda df: df[df.y > df.y.mean()],
+    "added up": lambda df: df.y.sum() + df.k.sum(),
+    "chosen": lambda df: df.y.where(df.k > 2),
+    "grouped": lambda df: df.assign(z=df.y).groupby("k").z.median(),
+}
+
+
+@pytest.mark.parametrize("how", DERIVED)
+def test_rows_travel_once_however_often_a_frame_is_used(how: str, local: None) -> None:
+    placed = DERIVED[how](place(FRAME))
+    plain = DERIVED[how](split(FRAME).shuffle("k", npartitions=P))
+    for use in USED.values():
+        assert len(shuffles(use(placed))) == len(shuffles(use(plain)))
 
 
 # What a frame is no longer
@@ -767,6 +800,7 @@ CHANGES: dict[str, Both] = {
 }
 
 
+@sorting
 @of_other_types
 @pytest.mark.parametrize("change", CHANGES)
 def test_nothing_is_concluded_from_what_a_frame_was(change: str, local: None) -> None:

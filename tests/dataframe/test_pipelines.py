@@ -91,7 +91,7 @@ def _key(pair: Pair, pick: Pick) -> str:
 
 
 def _new(pair: Pair, pick: Pick) -> str:
-    return _some([name for name in ("k", "q", "x", "z", "k_x") if name not in pair.columns], pick)
+    return _some([name for name in ("k", "q", "x", "z", "u") if name not in pair.columns], pick)
 
 
 def _plain(pick: Pick) -> Pair:
@@ -195,7 +195,7 @@ def replaced(pair: Pair, pick: Pick) -> Pair:
 
 
 def suffixed(pair: Pair, pick: Pick) -> Pair:
-    return pair.both(lambda df: df.add_suffix("_x")) if len(pair.columns[0]) < 6 else pair
+    return pair.both(lambda df: df.add_suffix("s")) if len(pair.columns[0]) < 6 else pair
 
 
 def reset(pair: Pair, pick: Pick) -> Pair:
@@ -258,8 +258,12 @@ def rewritten(pair: Pair, pick: Pick) -> Pair:
 
 
 def concatenated(pair: Pair, pick: Pick) -> Pair:
-    other = pick([_plain, lambda pick: _placed(pair, pick)])(pick)
-    both = pick([(pair, other), (other, pair)])
+    """With a frame of the same columns: of others, Dask drops rows when it reads only some."""
+    frame = pair.pandas.head(15)
+    other = Pair(split(frame, 2), split(frame, 2), frame)
+    if pick([False, True]) and "k" in other.numbers:
+        other = other.placed("k", npartitions=pick([6, 3]))
+    both = pick([(pair, other), (other, pair), (pair, pair)])
     with refused_by_dask(lambda: dd.concat([one.plain for one in both])):
         return Pair(
             dd.concat([one.dask for one in both]),
@@ -371,7 +375,9 @@ def _merged(left: Pair, right: Pair, pick: Pick) -> Pair:
         how["on"] = pick([keys, [keys], list(dict.fromkeys([keys, common[0]]))])
     else:
         how["left_on"], how["right_on"] = _some(left.numbers, pick), _some(right.numbers, pick)
-    how["suffixes"] = pick([("_x", "_y"), ("", "_r"), ("_l", "")])
+    # Dask takes a column of one side for one of the other with a suffix, if it is named so.
+    n = len(left.columns) + len(right.columns)
+    how["suffixes"] = pick([(f"_l{n}", f"_r{n}"), ("", f"_r{n}"), (f"_l{n}", "")])
     expected = _expected(left, right, how)
     broadcast = pick([None, True, False])
     with refused_by_dask(lambda: left.plain.merge(right.plain, **how, broadcast=broadcast)):
@@ -411,7 +417,9 @@ def colocated(pair: Pair, pick: Pick) -> Pair:
     if layout is None or len(layout.on) > 1 or "k" not in other.numbers:
         raise Inapplicable
     how = pick(["inner", "left", "right", "outer"])
-    names = {"left_on": layout.on[0], "right_on": "k", "how": how}
+    n = len(pair.columns) + len(other.columns)
+    names: dict[str, Any] = {"left_on": layout.on[0], "right_on": "k", "how": how}
+    names["suffixes"] = (f"_l{n}", f"_r{n}")
     if layout.on[0] not in pair.numbers or len(pair.pandas) > 400:
         raise Inapplicable
     expected = _expected(pair, other, names)

@@ -241,16 +241,7 @@ def test_rows_are_unchanged_and_in_their_partition(kind: str, engine: str, objec
     layout = placed.chash.layout
     blocks = blocks_of(placed)
     assert_placed(blocks, layout)
-    assert_unchanged(placed.compute(), expected)
-    for block in blocks:
-        assert list(block.columns) == list(expected.columns)
-        assert block.index.names == expected.index.names
-        for ours, theirs in zip(block.dtypes, expected.dtypes, strict=True):
-            assert (
-                isinstance(ours, pd.CategoricalDtype)
-                if isinstance(theirs, pd.CategoricalDtype)
-                else ours == theirs
-            )
+    assert_unchanged(blocks, expected)
 
 
 KEYS: dict[str, Any] = {
@@ -290,7 +281,7 @@ def test_keys_of_any_type(kind: str, engine: str, objects_as_they_are: None) -> 
     placed = plain.pipe(chash_repartition, "k", npartitions=P, nodes=["0", "1"], engine=engine)
     blocks = blocks_of(placed)
     assert_placed(blocks, placed.chash.layout)
-    assert_unchanged(pd.concat(blocks), frame)
+    assert_unchanged(blocks, frame)
     assert sum(block["k"].isna().any() for block in blocks[1:]) == 0  # null keys are in partition 0
     held = [set(block["k"].dropna().tolist()) for block in blocks]
     assert sum(map(len, held)) == len(set.union(*held))
@@ -304,7 +295,7 @@ MIXED = st.one_of(
     st.text(st.characters(codec="utf-8"), max_size=5),
     st.binary(max_size=5),
     st.dates(),
-    st.decimals(allow_nan=True, places=3),
+    st.decimals(allow_nan=True, places=3).filter(lambda value: not value.is_snan()),
     st.uuids(),
 )
 
@@ -328,7 +319,7 @@ def test_any_rows(rows: list[Any], cuts: list[int], npartitions: int, seed: int,
         )
         blocks = blocks_of(placed)
     assert_placed(blocks, placed.chash.layout)
-    assert_unchanged(pd.concat(blocks), frame)
+    assert_unchanged(blocks, frame)
 
 
 def test_many_rows_of_all_kinds(client: Client, objects_as_they_are: None) -> None:
@@ -340,7 +331,7 @@ def test_many_rows_of_all_kinds(client: Client, objects_as_they_are: None) -> No
     placed = plain.pipe(chash_repartition, "k", npartitions=64)
     blocks = blocks_of(placed)
     assert_placed(blocks, placed.chash.layout)
-    assert_unchanged(pd.concat(blocks), frame)
+    assert_unchanged(blocks, frame)
 
 
 def test_persisted_rows_are_the_same(engine: str) -> None:
@@ -396,7 +387,9 @@ placed = plain.pipe(chash_repartition, ["k", "s"], nodes=["b", "a", "c"], nparti
 other = plain.pipe(chash_repartition, ["k", "s"], layout=placed.chash.layout)
 derived = placed[placed.x > 1].merge(other.rename(columns={"x": "y"}), on=["s", "k"])
 for df in (placed, derived, placed.groupby(["k", "s"]).agg({"x": "sum"})):
-    print(df._name, df.optimize()._name, sorted(map(str, df.optimize().__dask_keys__())))
+    # Fused, Dask 2025.7 names a merge by the order of a set.
+    optimized = df.optimize(fuse=False)
+    print(df._name, optimized._name, optimized.__dask_keys__())
 """
 
 
