@@ -60,8 +60,8 @@ def chash_repartition(
     seed : int
         Of the key hash and the ring, ``0 <= seed < 2**64``.
     engine : {"auto", "p2p", "tasks"}
-        How rows travel. ``"p2p"``: Dask's P2P shuffle, each partition landing directly on its
-        owner; needs a distributed client. ``"tasks"``: Dask's task shuffle, or on a single
+        How rows travel. ``"p2p"``: our shuffle run in Dask's P2P machinery, each partition landing
+        directly on its owner; needs a distributed client. ``"tasks"``: Dask's task shuffle, or on a single
         machine without a client its disk shuffle. ``"auto"``: p2p where a client is active.
 
     Returns
