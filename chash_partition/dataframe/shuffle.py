@@ -76,17 +76,73 @@ class Shares:
     blocks: list[tuple[int, BlockShare]]
 
 
+class SpillFile:
+    """One file without a name, appended to by any thread; closed with the last array in it."""
+
+    def __init__(self, directory: str):
+        self.directory = directory
+        self.size = 0
+        self._lock = threading.Lock()
+        self._file: Any = None
+
+    def put(self, share: BlockShare) -> BlockShare:
+        """The share with its buffers in the file.
+
+        Raises
+        ------
+        P2POutOfDiskError
+            If the disk is full. What is in the file already stays readable.
+        """
+        try:
+            with self._lock:
+                if self._file is None:
+                    self._file = tempfile.TemporaryFile(dir=self.directory, prefix="chash-")  # noqa: SIM115
+                buffers = [[self._append(buffer) for buffer in field] for field in share.buffers]
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise P2POutOfDiskError(
+                f"no space left in {self.directory} for a shuffle that does not fit into memory: give the "
+                "workers more memory, or set `temporary-directory` in the Dask config to a larger disk"
+            ) from error
+        return BlockShare(share.carriers, share.starts, buffers)
+
+    def _append(self, buffer: Any) -> FileArray:
+        if isinstance(buffer, FileArray):
+            return buffer
+        data, at = memoryview(np.ascontiguousarray(buffer).view(np.uint8).data), self.size
+        while data:
+            n = os.pwrite(self._file.fileno(), data, at)
+            data, at = data[n:], at + n
+        out = FileArray(self, self.size, buffer.dtype, len(buffer))
+        self.size = at
+        return out
+
+    def read_into(self, out: np.ndarray, at: int) -> None:
+        view = memoryview(out.view(np.uint8).data)
+        while view:
+            n = os.preadv(self._file.fileno(), [view], at)
+            if not n:
+                raise OSError(errno.EIO, f"the spill file in {self.directory} ends at {at}")
+            view, at = view[n:], at + n
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
 @dataclass(frozen=True)
 class FileArray:
     """An array in a file; slices of it are read."""
 
-    file: Any
+    file: SpillFile
     offset: int
     dtype: np.dtype[Any]
     length: int
 
     @property
     def nbytes(self) -> int:
+        """Of memory."""
         return 0
 
     def __len__(self) -> int:
@@ -94,54 +150,8 @@ class FileArray:
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(self.length)
-        width = self.dtype.itemsize
         out = empty(max(0, stop - start), self.dtype)
-        view, at = memoryview(out.view(np.uint8).data), self.offset + start * width
-        while view:
-            n = os.preadv(self.file.fileno(), [view], at)
-            if not n:
-                raise OSError(errno.EIO, f"the spill file ends at {at}")
-            view, at = view[n:], at + n
-        return out
-
-
-class SpillFile:
-    """One nameless file, appended to by any thread."""
-
-    def __init__(self, directory: str):
-        self._directory = directory
-        self._lock = threading.Lock()
-        self._file: Any = None
-        self.size = 0
-
-    def put(self, share: BlockShare) -> BlockShare:
-        """The share with its buffers in the file."""
-        with self._lock:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(  # noqa: SIM115 - closed when the last array of it is gone
-                    dir=self._directory, prefix="chash-"
-                )
-            try:
-                buffers = [[self._append(buffer) for buffer in field] for field in share.buffers]
-            except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise P2POutOfDiskError(
-                        f"no space left in {self._directory} for a shuffle that does not fit into memory: "
-                        "give the workers more memory, or set `temporary-directory` in the Dask config "
-                        "to a larger disk"
-                    ) from error
-                raise
-        return BlockShare(share.carriers, share.starts, buffers)
-
-    def _append(self, buffer: Any) -> Any:
-        if isinstance(buffer, FileArray):
-            return buffer
-        data, at = memoryview(np.ascontiguousarray(buffer).view(np.uint8).data), self.size
-        while data:
-            n = os.pwrite(self._file.fileno(), data, at)
-            data, at = data[n:], at + n
-        out = FileArray(self._file, self.size, buffer.dtype, len(buffer))
-        self.size = at
+        self.file.read_into(out, self.offset + start * self.dtype.itemsize)
         return out
 
 
