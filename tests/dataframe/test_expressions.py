@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -342,6 +344,8 @@ def test_merges_with_other_words(npartitions: int, local: None) -> None:
         {"left_on": ["k", "j"], "right_on": ["x", "k"], "how": "left"},
     ):
         assert_same(placed.merge(plain, **words), FRAME.merge(other, **words))
+    for words in ({"npartitions": 9}, {"shuffle_method": "disk"}, {"broadcast": 0.9}, {"broadcast": False}):
+        assert_same(placed.merge(plain, on="k", how="left", **words), FRAME.merge(other, on="k", how="left"))
     assert_same(
         placed.merge(plain, left_on="k", right_index=True), FRAME.merge(other, left_on="k", right_index=True)
     )
@@ -847,6 +851,58 @@ def test_nothing_is_concluded_from_rows_moved_past_each_other(how: str, local: N
     assert_same_rows(got.compute(), expected)
     assert_same(got.groupby("k").agg({"x": "sum"}, split_out=3), expected.groupby("k").agg({"x": "sum"}))
     assert_same(got.merge(place(OTHER), on="k"), expected.merge(OTHER, on="k"))
+
+
+# Everything else that is done with a Dask frame
+
+USES: dict[str, Callable[[Any], Any]] = {
+    "compute": lambda df: len(df.compute()),
+    "compute as written": lambda df: len(df.compute(optimize_graph=False)),
+    "length": lambda df: len(df),
+    "head": lambda df: len(df.head(1000, npartitions=-1)),
+    "hand to delayed": lambda df: dask.delayed(len)(df).compute(),
+    "hand what was filtered to delayed": lambda df: dask.delayed(len)(df[df.row >= 0]).compute(),
+    "hand groups to delayed": lambda df: dask.delayed(sum)(df.groupby("k").size()).compute(),
+    "delayed blocks": lambda df: sum(len(block.compute()) for block in df.to_delayed()),
+    "blocks": lambda df: sum(len(block.compute()) for block in df.partitions),
+    "array": lambda df: len(df.to_dask_array().compute()),
+    "bag": lambda df: len(df.to_bag().compute()),
+    "rows": lambda df: len(list(df.itertuples())),
+    "split at random": lambda df: sum(map(len, dask.compute(*df.random_split([0.5, 0.5], random_state=0)))),
+    "compute together": lambda df: len(dask.compute(df.x.sum(), df, df.groupby("k").x.median())[1]),
+    "persist": lambda df: len(dask.persist(df)[0].compute()),
+    "reduce": lambda df: df.reduction(len, aggregate=sum).compute(),
+    "map blocks": lambda df: len(df.map_partitions(lambda block: block, meta=df._meta)[["k"]].compute()),
+    "map what was filtered": lambda df: len(
+        df[df.x >= df.x.min()].map_partitions(lambda block: block, meta=df._meta)[["k"]].compute()
+    ),
+    "map what was repartitioned": lambda df: (
+        df.repartition(npartitions=3)
+        .map_partitions(lambda block: block, meta=df._meta)
+        .groupby("k")
+        .x.count()
+        .sum()
+        .compute()
+    ),
+    "map groups": lambda df: len(
+        df.merge(
+            df.groupby("k")
+            .agg({"x": "max"})
+            .reset_index()
+            .map_partitions(lambda block: block.rename(columns={"x": "most"}))[["k", "most"]],
+            on="k",
+        ).compute()
+    ),
+    "map with a sum": lambda df: len(
+        df.map_partitions(lambda block, n: block[block.x < n], df.y.sum(), meta=df._meta)[["k"]].compute()
+    ),
+    "pickle": lambda df: len(pickle.loads(pickle.dumps(df[df.row >= 0])).compute()),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_other_uses(use: str, ready: Callable[[Any], Any]) -> None:
+    assert USES[use](ready(place(FRAME))) == len(FRAME)
 
 
 # On a cluster
