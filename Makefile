@@ -32,9 +32,8 @@ bench: .venv/.installed  ## print ratios against peers
 	$(BIN)/python -m pip install --quiet -e '.[bench]'
 	for b in benchmarks/*.py; do $(BIN)/python $$b || exit 1; done
 
-docs: .venv/.installed  ## draw the pictures of docs/
-	$(BIN)/python -m pip install --quiet -e '.[viz]'
-	for d in docs/*.py; do $(BIN)/python $$d || exit 1; done
+docs: .venv/.installed  ## run the examples in docs/ and in docstrings
+	$(BIN)/python -m pytest -q --doctest-glob='*.md' docs/ring-and-plans.md chash_partition
 
 clean:  ## remove the environment and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -259,7 +259,8 @@ class Layout:
         values = key if isinstance(key, tuple) else (key,)
         if len(values) != len(self.on):
             raise ValueError(
-                f"a key is {len(self.on)} value(s), of {show_labels(self.on)}, got {len(values)}: {key!r}"
+                f"a key is {count(len(self.on), 'value')}, of {show_labels(self.on)}"
+                f"{', in a tuple' if len(self.on) > 1 else ''}; got {key!r}"
             )
         hashed = hash_key(values if len(values) > 1 else values[0], self.seed)
         return (hashed >> 32) * self.npartitions >> 32

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import dask.config
@@ -112,7 +113,8 @@ def carry_out(client: Client, plan: RebalancePlan, progress: bool) -> RebalanceP
         raise ValueError(answer["error"])
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    shown = progress and (console.is_terminal or console.is_jupyter)
+    # In Jupyter rich draws with ipywidgets, and complains without.
+    shown = progress and (find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal)
     with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
         task = bar.add_task("moving partitions", total=None)
         while "layout" not in (answer := _ask(client, "chash_progress", layout_id=layout_id)):
@@ -137,10 +139,9 @@ def carry_out(client: Client, plan: RebalancePlan, progress: bool) -> RebalanceP
 
 def summary(answer: dict[str, Any]) -> str:
     """What a move did, in a line."""
-    frames = f" of {answer['frames']} frames" if answer["frames"] > 1 else ""
-    text = (
-        f"moved {answer['moved']} partitions{frames} ({format_bytes(answer['nbytes'])}) "
-        f"in {answer['seconds']:.2f} s"
-    )
+    what = "1 partition" if answer["moved"] == 1 else f"{answer['moved']} partitions"
+    if answer["frames"] > 1:
+        what += f" of {answer['frames']} frames"
+    text = f"moved {what} ({format_bytes(answer['nbytes'])}) in {answer['seconds']:.2f} s"
     refused = answer["refused"]
     return f"{text}; {len(refused)} could not be moved" if refused else text

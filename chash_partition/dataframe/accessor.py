@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Hashable, Iterable, Mapping
 from datetime import date, timedelta
@@ -33,6 +34,9 @@ class ChashAccessor:
     ValueError
         On a frame that is not placed: say ``df.pipe(chash_repartition, on=...)`` first.
     """
+
+    def __repr__(self) -> str:
+        return f"<df.chash: {self._known.layout.rename(self._known.on)!r}>"
 
     def __init__(self, df: dd.DataFrame):
         # Dask keeps the accessor with the collection; a cycle would keep its partitions in memory.
@@ -96,6 +100,13 @@ class ChashAccessor:
         layout = live.current_layout(client, facts.layout)
         addresses = live.worker_addresses(client)
         owners = tuple(addresses.get(layout.nodes[i]) for i in layout.assignment)
+        if absent := sorted({layout.nodes[i] for i in set(layout.assignment.tolist())} - addresses.keys()):
+            warnings.warn(
+                f"the layout gives partitions to {', '.join(absent)}, not a worker of this cluster "
+                f"(workers: {', '.join(sorted(addresses))}): they land on others until df.chash.rebalance()",
+                UserWarning,
+                stacklevel=2,
+            )
         graph = client.persist(new_collection(Pin(self._df.expr, owners))).expr
         frame = persisted(graph, facts.on, layout)
         live.register(client, layout, frame.frame.frame_name)
@@ -236,6 +247,10 @@ class ChashAccessor:
         _, client = self._must_be_live()
         if plan is None:
             plan = self.plan()
+        if not isinstance(plan, RebalancePlan):
+            raise TypeError(
+                f"plan must be a RebalancePlan, from `df.chash.plan()`, not {type(plan).__name__}"
+            )
         layout = self.layout
         if plan.before.id != layout.id:
             raise ValueError(
@@ -253,7 +268,7 @@ class ChashAccessor:
         """Move all partitions off some workers, to their new owners, then retire those workers.
 
         On a `LocalCluster` or another that starts workers itself, follow with
-        ``cluster.scale_down(names)``, or it starts them again.
+        ``cluster.sync(cluster.scale_down, names)``, so that it does not count on them any more.
 
         Parameters
         ----------

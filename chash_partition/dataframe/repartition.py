@@ -103,6 +103,10 @@ def chash_repartition(
             f"df must be a dask.dataframe.DataFrame, not {type(df).__module__}.{type(df).__name__}; "
             "make one with dask.dataframe.from_pandas(df, npartitions=...)"
         )
+    if isinstance(on, (dd.Series, dd.DataFrame, dd.Index)):
+        raise TypeError(
+            f"on takes labels of columns, not the columns themselves: on={getattr(on, 'name', None)!r}"
+        )
     columns = key_columns(df, on)
     hash_keys(df._meta[list(columns)])  # of no rows: raises for a dtype that has no key hash
     if engine not in ("auto", "p2p", "tasks"):
