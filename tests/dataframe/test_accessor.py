@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from dask.callbacks import Callback
 from distributed import Client, get_task_stream, wait
-from frames import assert_placed, assert_same_rows, assert_unchanged, blocks_of, sample, shuffles, split
+from frames import assert_same_rows, assert_unchanged, sample, shuffles, split
 
 from chash_partition import Layout, chash_repartition, plan_rebalance
 
@@ -195,25 +195,6 @@ def test_what_is_persisted_is_on_its_owners(client: Client) -> None:
     assert changed.chash.layout == placed.chash.layout.rename("id")
 
 
-def test_placement_is_of_the_frame_in_memory_alone(client: Client) -> None:
-    placed = place().chash.persist()
-    assert len(placed.chash.placement()) == P
-    for derived in (placed[placed.x > 0], place()):
-        with pytest.raises(ValueError, match=r"df\.chash\.persist\(\)"):
-            derived.chash.placement()
-        with pytest.raises(ValueError, match=r"df\.chash\.persist\(\)"):
-            derived.chash.sizes()
-
-
-def test_nodes_that_are_no_workers(client: Client) -> None:
-    placed = place(nodes=["elsewhere", "0"]).chash.persist()
-    assert_placed(blocks_of(placed), placed.chash.layout)
-    here = placed.chash.placement()
-    layout = placed.chash.layout
-    assert {here[p] for p in layout.partitions_of("0")} == {"0"}
-    assert set(here) <= {"0", "1", "2", "3"}
-
-
 # Plans
 
 
@@ -222,30 +203,6 @@ def test_a_plan_without_a_cluster(local: None) -> None:
     assert (
         placed.chash.plan(["a", "b", "c"]).moves == plan_rebalance(placed.chash.layout, ["a", "b", "c"]).moves
     )
-
-
-def test_a_plan_that_is_not_for_this_frame_is_refused(client: Client) -> None:
-    placed, other = place(npartitions=16).chash.persist(), place("j", npartitions=16).chash.persist()
-    wait([placed, other])
-    with pytest.raises(ValueError, match=r"layout .*'j'.*'k'.*df\.chash\.plan\(\)"):
-        placed.chash.rebalance(other.chash.plan(["0", "1", "2"]), progress=False)
-    stale = placed.chash.plan(["0", "1", "2"])
-    done = placed.chash.rebalance(placed.chash.plan(["0", "1"]), progress=False)
-    assert placed.chash.layout == done.after
-    with pytest.raises(ValueError, match=r"version 0.*version 1.*df\.chash\.plan\(\)"):
-        placed.chash.rebalance(stale, progress=False)
-    with pytest.raises(ValueError, match="9"):
-        placed.chash.rebalance(placed.chash.plan(["0", "9"]), progress=False)
-    assert placed.chash.layout == done.after
-    assert_same_rows(placed.compute(), FRAME)
-
-
-def test_retiring_nobody_or_everybody_is_refused(client: Client) -> None:
-    placed = place().chash.persist()
-    with pytest.raises(ValueError, match=r"nobody.*0, 1, 2, 3"):
-        placed.chash.retire("nobody")
-    with pytest.raises(ValueError, match="at least one"):
-        placed.chash.retire(["0", 1, "2", 3])
 
 
 # Merge

@@ -610,12 +610,3 @@ def test_a_cluster_without_workers_is_refused() -> None:
         pytest.raises(ValueError, match=r"no workers yet.*wait_for_workers"),
     ):
         chash_repartition(split(sample()), "k")
-
-
-def test_outputs_land_on_their_owners(client: Client) -> None:
-    placed = split(sample()).pipe(chash_repartition, "k").chash.persist()
-    owners = [placed.chash.layout.nodes[i] for i in placed.chash.layout.assignment]
-    assert placed.chash.placement().tolist() == owners
-    names = {address: str(worker["name"]) for address, worker in client.scheduler_info()["workers"].items()}
-    held = client.who_has(client.futures_of(placed))
-    assert sorted(names[address] for (address,) in held.values()) == sorted(owners)
