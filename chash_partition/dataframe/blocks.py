@@ -32,5 +32,7 @@ def untag(block: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:
         if isinstance(dtype, pd.CategoricalDtype) and not isinstance(out.dtypes.iloc[i], pd.CategoricalDtype):
             out[out.columns[i]] = out.iloc[:, i].astype(pd.CategoricalDtype(ordered=dtype.ordered))
     out.columns = meta.columns
+    if meta.index.dtype == object and meta.index.nlevels == 1:
+        out.index = out.index.astype(object)  # some of its values may be of one kind
     out.index.names = meta.index.names
     return out

@@ -95,7 +95,7 @@ class Claim(Abstract):
         climbed = parent.substitute(self, self.frame)
         if climbed._name == parent._name:
             return None
-        return Claim(climbed) if climbed.ndim else climbed
+        return Claim(climbed) if _is_frame(climbed) else climbed
 
     def _under_groupby(self, parent: Expr) -> Expr:
         facts = known(self.frame)
@@ -122,6 +122,13 @@ class Claim(Abstract):
         # Straight to what the frame becomes: a merge must decide before its sides are lowered.
         lowered = self.frame._lower()
         return self.frame if lowered is None else lowered
+
+
+def _is_frame(expr: Expr) -> bool:
+    try:
+        return bool(expr.ndim)
+    except NotImplementedError:  # what hands a result over has no meta
+        return False
 
 
 def _reports_all_categories(groups: Expr) -> bool:

@@ -86,7 +86,7 @@ def chash_repartition(
     >>> placed = df.pipe(chash_repartition, on="user_id", npartitions=8)
     >>> placed.chash.layout
     Layout(on=user_id, 8 partitions on 1 node: 8 each, version 0)
-    >>> placed.chash.lookup(7)["x"].tolist()
+    >>> sorted(placed.chash.lookup(7)["x"])
     [1, 3]
 
     Notes
