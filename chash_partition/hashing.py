@@ -95,7 +95,7 @@ def hash_keys(keys: Any, *, seed: int = 0) -> np.ndarray:
     columns = _columns(keys)
     for column in columns:
         _guarded(column, _check)
-    out = _empty(len(columns[0].values))
+    out = empty(len(columns[0].values))
     if len(columns) == 1:
         _guarded(columns[0], _hash_into, out, seed)
     else:
@@ -986,9 +986,22 @@ def _hash_views(array: pa.Array, out: np.ndarray, seed: int) -> None:
         )
 
 
-def _empty(n: int) -> np.ndarray:
-    """Room for hashes from Arrow's pool, which reuses memory; numpy's are fresh pages in a Dask worker."""
-    return np.ndarray(n, np.uint64, buffer=pa.allocate_buffer(8 * n))
+def empty(n: int, dtype: Any = np.uint64) -> np.ndarray:
+    """Room from Arrow's pool, which reuses memory; numpy's are fresh pages in a Dask worker."""
+    width = np.dtype(dtype).itemsize
+    return np.ndarray(n, dtype, buffer=pa.allocate_buffer(max(1, n * width)))
+
+
+def compiled(function: Callable[..., None], *types: Any) -> Callable[..., None]:
+    """A function of numba types as machine code that does not hold the GIL."""
+    import numba
+
+    signature = numba.void(*types)
+    try:
+        kernel: Callable[..., None] = numba.njit(signature, nogil=True, cache=True)(function)
+    except Exception:  # a cache that cannot be written or read: compile for this process alone
+        kernel = numba.njit(signature, nogil=True)(function)
+    return kernel
 
 
 class _Kernels(NamedTuple):
@@ -1138,14 +1151,6 @@ def _compile() -> _Kernels:
             if length > 12:
                 address = _load_i64(data + 8 * _load_i32(view + 8)) + _load_i32(view + 12)
             out[i] = _xxh64_at(address, length, seed)
-
-    def compiled(function: Callable[..., None], *types: Any) -> Callable[..., None]:
-        signature = numba.void(*types)
-        try:
-            kernel: Callable[..., None] = numba.njit(signature, nogil=True, cache=True)(function)
-        except Exception:  # a cache that cannot be written or read: compile for this process alone
-            kernel = numba.njit(signature, nogil=True)(function)
-        return kernel
 
     out = uint64[::1]
     source = numba.types.Array(uint64, 1, "C", readonly=True)

@@ -18,7 +18,8 @@ import pandas as pd
 import pyarrow as pa
 from pandas.api.types import union_categoricals
 
-from chash_partition.dataframe.scatter import empty, kernels
+from chash_partition.dataframe.scatter import kernels
+from chash_partition.hashing import empty
 
 Buffers = list[np.ndarray]
 

@@ -11,8 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-import pyarrow as pa
+from chash_partition.hashing import compiled
 
 
 class Kernels(NamedTuple):
@@ -38,12 +37,6 @@ def kernels() -> Kernels:
             if _compiled is None:
                 _compiled = _compile()
     return _compiled
-
-
-def empty(n: int, dtype: Any) -> np.ndarray:
-    """Room from Arrow's pool, which reuses memory: a fresh array costs a page fault every 4 kiB."""
-    dtype = np.dtype(dtype)
-    return np.ndarray(n, dtype, buffer=pa.allocate_buffer(max(1, n * dtype.itemsize)))
 
 
 def _compile() -> Kernels:
@@ -122,14 +115,6 @@ def _compile() -> Kernels:
                 out[at] = base + _load_i64(sources[i] + 8 * row) - first
                 at += 1
             base = out[at - 1]
-
-    def compiled(function: Callable[..., None], *types: Any) -> Callable[..., None]:
-        signature = numba.void(*types)
-        try:
-            kernel: Callable[..., None] = numba.njit(signature, nogil=True, cache=True)(function)
-        except Exception:  # a cache that cannot be written or read: compile for this process alone
-            kernel = numba.njit(signature, nogil=True)(function)
-        return kernel
 
     def read(kind: Any) -> Any:
         return numba.types.Array(kind, 1, "C", readonly=True)

@@ -38,8 +38,8 @@ from chash_partition._dask import (
     to_serialize,
 )
 from chash_partition.dataframe.carriers import Carrier, Order, Share, carrier_of, join
-from chash_partition.dataframe.scatter import empty, kernels
-from chash_partition.hashing import hash_keys, partition_ids
+from chash_partition.dataframe.scatter import kernels
+from chash_partition.hashing import empty, hash_keys, partition_ids
 from chash_partition.layout import Layout
 
 if TYPE_CHECKING:

@@ -267,7 +267,8 @@ def test_progress_is_shown_and_summed_up(client, capsys):
 
 def test_a_layout_of_nodes_that_are_no_workers(client):
     pdf = rows(400)
-    df = placed(pdf, nodes=["disk-a", "disk-b"]).chash.persist()
+    with pytest.warns(UserWarning, match="gives partitions to disk-a, disk-b, not a worker"):
+        df = placed(pdf, nodes=["disk-a", "disk-b"]).chash.persist()
     assert_right(df, pdf)
     with pytest.raises(ValueError, match="disk-a"):
         df.chash.rebalance(df.chash.plan(["disk-a"]), progress=False)
@@ -346,7 +347,8 @@ def test_a_frame_persisted_without_a_cluster():
         df.chash.placement()
     assert len(df.chash.plan([*FOUR, "4"]).moves) == 12
     with dask.config.set(SETTINGS), local_cluster(1) as cluster, Client(cluster) as client:
-        there = df.chash.persist()
+        with pytest.warns(UserWarning, match="gives partitions to 1, 2, 3"):
+            there = df.chash.persist()
         assert_right(there, pdf)
         there.chash.rebalance(progress=False)
         assert_on_owners(client, there)

@@ -364,7 +364,8 @@ def test_a_worker_dies_for_good(mortal):
         until(lambda: "extra" not in workers(mortal))
         # The pins of its partitions name an address that is gone.
         assert_right(df, pdf)
-        again = placed(pdf, layout=layout).chash.persist()
+        with pytest.warns(UserWarning, match="gives partitions to extra"):
+            again = placed(pdf, layout=layout).chash.persist()
         assert_right(again, pdf)
         with pytest.raises(ValueError, match="extra"):
             df.chash.rebalance(df.chash.plan(["0", "1", "extra"]), progress=False)
