@@ -150,7 +150,7 @@ def test_keys_that_do_not_fit(on):
         for keys in ([1], pd.Series([1]), np.array([1])):
             with pytest.raises(ValueError, match="keys are of 1 column"):
                 made.partition_of(keys)
-        with pytest.raises(ValueError, match="of k, l, got 1"):
+        with pytest.raises(ValueError, match="of k, l, in a tuple; got 'alice'"):
             made.partition_of_key("alice")
 
 
