@@ -239,7 +239,7 @@ def test_a_cluster_that_was_restarted(mortal):
     wait(df)
     df.chash.rebalance(df.chash.plan({**dict.fromkeys(FOUR, 1), "0": 2}), progress=False)
     assert df.chash.layout.version == 1
-    mortal.restart()
+    mortal.restart(timeout=60)
     assert registered(mortal) == {}
     for act in (df.chash.placement, df.chash.plan, df.chash.rebalance):
         with pytest.raises((RuntimeError, CancelledError), match=r"not in memory|Scheduler has restarted"):
