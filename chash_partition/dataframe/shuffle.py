@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import dask.config
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from dask.utils import parse_bytes
 
 from chash_partition._dask import (
@@ -321,9 +322,14 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
                 data=to_serialize(Shares(shards)), shuffle_id=self.id, run_id=self.run_id
             )
 
-        return await retry(
+        answer = await retry(
             attempt, count=self.RETRY_COUNT, delay_min=self.RETRY_DELAY_MIN, delay_max=self.RETRY_DELAY_MAX
         )
+        # Dask's buffer holds on to what it sent last, on each of its tasks; and each share, a view,
+        # to a whole block.
+        for _, share in shards:
+            share.buffers.clear()
+        return answer
 
     # Receive
 
@@ -332,6 +338,8 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
         for block, share in data.blocks:
             if block in self.received:  # sent again after a lost connection
                 continue
+            # A list of our own: in one process this is the sender's object, who empties his.
+            share = BlockShare(share.carriers, share.starts, list(share.buffers))
             self.received.add(block)
             self.total_recvd += share.nbytes
             task = asyncio.create_task(self._keep(block, share))
@@ -344,6 +352,8 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
         try:
             if not self._has_room(share.nbytes):
                 share = await self.offload(self.spilled.put, share)
+                # Arrow's pool keeps what is freed, and Dask pauses a worker by what it has in all.
+                pa.default_memory_pool().release_unused()
         except Exception as error:
             self._exception = error
             raise
@@ -378,6 +388,7 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
             if share.nbytes > share.starts.nbytes:
                 self.blocks[block] = self.spilled.put(share)
                 self.bytes_memory -= share.nbytes
+                pa.default_memory_pool().release_unused()
 
     def _get_assigned_worker(self, id: int) -> str:
         return self.worker_for[id]
