@@ -232,22 +232,25 @@ def test_another_client_reads_plans_and_rebalances_a_published_frame(five):
             second.unpublish_dataset("flights")
 
 
-def test_a_cluster_that_was_restarted(mortal):
+def test_a_cluster_that_was_restarted():
     pdf = rows(400)
-    lazy = placed(pdf, nodes=FOUR, npartitions=16)
-    df = lazy.chash.persist()
-    wait(df)
-    df.chash.rebalance(df.chash.plan({**dict.fromkeys(FOUR, 1), "0": 2}), progress=False)
-    assert df.chash.layout.version == 1
-    mortal.restart(timeout=60)
-    assert registered(mortal) == {}
-    for act in (df.chash.placement, df.chash.plan, df.chash.rebalance):
-        with pytest.raises((RuntimeError, CancelledError), match=r"not in memory|Scheduler has restarted"):
-            act()
-    again = lazy.chash.persist()
-    assert again.chash.layout.version == 0
-    assert_on_owners(mortal, again)
-    assert_right(again, pdf)
+    with dask.config.set(SETTINGS), local_cluster(4) as cluster, Client(cluster) as client:
+        lazy = placed(pdf, nodes=FOUR, npartitions=16)
+        df = lazy.chash.persist()
+        wait(df)
+        df.chash.rebalance(df.chash.plan({**dict.fromkeys(FOUR, 1), "0": 2}), progress=False)
+        assert df.chash.layout.version == 1
+        client.restart(timeout=60)
+        assert registered(client) == {}
+        for act in (df.chash.placement, df.chash.plan, df.chash.rebalance):
+            with pytest.raises(
+                (RuntimeError, CancelledError), match=r"not in memory|Scheduler has restarted"
+            ):
+                act()
+        again = lazy.chash.persist()
+        assert again.chash.layout.version == 0
+        assert_on_owners(client, again)
+        assert_right(again, pdf)
 
 
 def test_two_clusters_in_one_process(client):
