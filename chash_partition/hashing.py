@@ -559,7 +559,7 @@ def _guarded(column: _Column, function: Callable[..., None], *args: Any) -> None
 
 def _combine(columns: list[_Column], out: np.ndarray, seed: int) -> None:
     """XXH64 of each row's hashes of several columns; only some rows of these are in memory at a time."""
-    for start, stop in _blocks(len(out), 4 * _BLOCK):
+    for start, stop in _blocks(len(out), 2 * _BLOCK):
         hashes = np.empty((len(columns), stop - start), np.uint64)
         for column, part in zip(columns, hashes, strict=True):
             _guarded(column, _hash_slice, slice(start, stop), part, seed)
