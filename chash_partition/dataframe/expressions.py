@@ -56,18 +56,21 @@ from chash_partition.layout import Layout
 Label = Hashable
 
 
-class Abstract(Expr):
-    """An expression that is lowered to others before it is computed.
+class Ours(Expr):
+    """What all expressions of this module share.
 
-    Dask 2025.7 asks any expression that is not of its own modules for a graph, only to see
-    whether it has one: so there is one, of what it is lowered to.
+    Dask 2025.7 asks any expression that is not of its own modules for a graph, only to see that
+    it has one, also above expressions that have none before they are lowered.
     """
 
-    def _layer(self) -> dict[Any, Any]:
-        return self.lower_completely().__dask_graph__()
+    def __dask_graph__(self) -> dict[Any, Any]:
+        try:
+            return super().__dask_graph__()
+        except NotImplementedError:
+            return {}
 
 
-class Claim(Abstract):
+class Claim(Ours):
     """Marks a frame as descending from a placed one; climbs to the root and vanishes there."""
 
     _parameters = ["frame"]
@@ -150,7 +153,7 @@ def _one_list_of_categories(groups: Expr) -> Expr:
     return groups.substitute_parameters({"split_out": 1})
 
 
-class Told(Elemwise):
+class Told(Ours, Elemwise):
     """The frame itself, with all that Dask is told of its partitioning.
 
     That is: rows equal in `columns` are in one partition. Without columns: nothing, whatever
@@ -198,7 +201,7 @@ class Told(Elemwise):
         return type(self)(self.frame, self.operand("columns"), True)
 
 
-class Place(Abstract):
+class Place(Ours):
     """Rows into the partitions of a layout. Abstract: lowered to the engine's own steps."""
 
     _parameters = ["frame", "on", "layout", "engine", "addresses"]
@@ -245,7 +248,7 @@ def _rowwise(predicate: Expr, frame: Expr) -> bool:
     return isinstance(predicate, Elemwise) and all(_rowwise(e, frame) for e in predicate.dependencies())
 
 
-class Tag(Blockwise):
+class Tag(Ours, Blockwise):
     """Adds each row's partition, under labels that any engine can carry."""
 
     _parameters = ["frame", "on", "npartitions_out", "seed"]
@@ -255,7 +258,7 @@ class Tag(Blockwise):
         return (None,) * (self.frame.npartitions + 1)
 
 
-class Untag(Blockwise):
+class Untag(Ours, Blockwise):
     """Undoes `Tag`."""
 
     _parameters = ["frame", "meta"]
@@ -266,7 +269,7 @@ class Untag(Blockwise):
         return self.meta
 
 
-class P2PPlace(PartitionsFiltered, Expr):
+class P2PPlace(Ours, PartitionsFiltered):
     """Rows into partitions by our run in Dask's P2P machinery, each output landing on its owner."""
 
     _parameters = ["frame", "on", "layout", "addresses", "_partitions"]
@@ -304,7 +307,7 @@ class P2PPlace(PartitionsFiltered, Expr):
         return layer
 
 
-class PlacedMerge(Abstract, Merge):
+class PlacedMerge(Ours, Merge):
     """A merge with a placed frame below it.
 
     Where both sides are placed by one hash into one number of partitions, and the merge keys
@@ -330,7 +333,7 @@ class PlacedMerge(Abstract, Merge):
         return ColocatedMerge(self.left, right, **self.kwargs)
 
 
-class ColocatedMerge(BlockwiseMerge):
+class ColocatedMerge(Ours, BlockwiseMerge):
     """Partition i of the left with partition i of the right, in one task each."""
 
     @property
@@ -396,7 +399,7 @@ def _inexact(column: pd.Series) -> object:
     return next((v for v in present if abs(int(v)) > EXACT), None)
 
 
-class Pin(Expr):
+class Pin(Ours):
     """Each partition handed to its owner: on a cluster it is computed or fetched there.
 
     The restriction is loose: where the owner is gone, another worker takes over and nothing
@@ -424,7 +427,7 @@ def _same(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-class PersistedFrame(FromGraph):
+class PersistedFrame(Ours, FromGraph):
     """A placed frame in memory."""
 
     _parameters = [*FromGraph._parameters, "on", "layout"]
