@@ -49,7 +49,7 @@ try:
         barrier_key,
         p2p_barrier,
     )
-    from distributed.shuffle._exceptions import P2PConsistencyError, P2POutOfDiskError
+    from distributed.shuffle._exceptions import P2POutOfDiskError
     from distributed.shuffle._limiter import ResourceLimiter
     from distributed.shuffle._shuffle import shuffle_transfer, shuffle_unpack
     from distributed.utils_comm import retry
@@ -83,7 +83,6 @@ __all__ = [
     "Median",
     "Merge",
     "P2PBarrierTask",
-    "P2PConsistencyError",
     "P2POutOfDiskError",
     "Partitions",
     "PartitionsFiltered",
