@@ -70,6 +70,7 @@ def main(rows: int = 8_000_000, npartitions: int = 64) -> None:
                     start = time.perf_counter()
                     wait(result := shuffled().persist())
                     seconds[way].append(time.perf_counter() - start)
+                    assert len(result) == len(df), way
                     del result
             # The first round starts workers' caches and compiled loops.
             best = {way: min(runs[1:]) for way, runs in seconds.items()}

@@ -40,6 +40,8 @@ try:
         ReduceReplicas,
         Suggestion,
     )
+    from distributed.exceptions import Reschedule
+    from distributed.metrics import context_meter
     from distributed.protocol import to_serialize
     from distributed.shuffle._core import (
         P2PBarrierTask,
@@ -47,11 +49,11 @@ try:
         ShuffleRun,
         ShuffleSpec,
         barrier_key,
+        get_worker_plugin,
         p2p_barrier,
     )
-    from distributed.shuffle._exceptions import P2POutOfDiskError
+    from distributed.shuffle._exceptions import P2POutOfDiskError, ShuffleClosedError
     from distributed.shuffle._limiter import ResourceLimiter
-    from distributed.shuffle._shuffle import shuffle_transfer, shuffle_unpack
     from distributed.utils_comm import retry
 except ImportError as error:  # pragma: no cover - depends on the installed Dask
     raise ImportError(
@@ -89,9 +91,11 @@ __all__ = [
     "Projection",
     "ReduceReplicas",
     "RenameFrame",
+    "Reschedule",
     "ResourceLimiter",
     "SemiMerge",
     "Shuffle",
+    "ShuffleClosedError",
     "ShuffleId",
     "ShuffleRun",
     "ShuffleSpec",
@@ -99,12 +103,12 @@ __all__ = [
     "Task",
     "TaskRef",
     "barrier_key",
+    "context_meter",
     "determine_column_projection",
+    "get_worker_plugin",
     "merge_chunk",
     "new_collection",
     "p2p_barrier",
     "retry",
-    "shuffle_transfer",
-    "shuffle_unpack",
     "to_serialize",
 ]

@@ -1,16 +1,17 @@
 """How a column travels: as plain buffers that can be cut at any partition.
 
-Each kind of column has one carrier, chosen from the frame's meta, so that sender and receiver
-agree without a word. `load` makes buffers of a block's column, `scatter` puts them in order of
-the partitions, `cut` takes one worker's share, and `join` makes the column of one partition from
-the shares of many blocks.
+Each kind of column has one carrier. `scatter` puts a block's column into buffers for each worker,
+in the order of its partitions, and `join` makes the column of one partition from the buffers of
+many blocks.
 """
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,10 +19,26 @@ import pandas as pd
 import pyarrow as pa
 from pandas.api.types import union_categoricals
 
+from chash_partition.dataframe.arena import Arena
 from chash_partition.dataframe.scatter import kernels
-from chash_partition.hashing import empty
 
 Buffers = list[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Lot:
+    """The slots of one worker, and room for its rows of a block.
+
+    Attributes
+    ----------
+    starts : int64 (its slots + 1,), the first of its rows in each slot
+    """
+
+    starts: np.ndarray
+    arena: Arena
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
 
 
 @dataclass(frozen=True)
@@ -30,46 +47,147 @@ class Order:
 
     Attributes
     ----------
-    places : int32 (n,), the new position of each row
-    starts : int64 (slots + 1,), the first new position of each slot
+    slots : int32 (n,), the slot of each row; beyond those of all lots if it is not wanted
+    lots : of all workers, in the order of their slots
     """
 
-    places: np.ndarray
-    starts: np.ndarray
+    slots: np.ndarray
+    lots: Sequence[Lot]
 
-    @property
-    def inverse(self) -> np.ndarray:
-        out = np.empty(len(self.places), dtype=np.int64)
-        out[self.places] = np.arange(len(out))
-        return out
+    def room(self, dtype: Any) -> Buffers:
+        """For a value of each row of each lot."""
+        return [lot.arena.empty(len(lot), dtype) for lot in self.lots]
+
+    def streams(self, room: Buffers) -> np.ndarray:
+        """int64 (slots,), the address of each slot's first value in that room."""
+        parts = [
+            address(buffer) + lot.starts[:-1] * buffer.dtype.itemsize
+            for lot, buffer in zip(self.lots, room, strict=True)
+        ]
+        return np.concatenate(parts)
+
+    def scattered(self, values: np.ndarray) -> Buffers:
+        """Fixed-width values in the room of each lot."""
+        values = np.ascontiguousarray(values)
+        room = self.room(values.dtype)
+        kernels().words[values.dtype.itemsize](address(values), self.slots, self.streams(room))
+        return room
+
+    def scattered_validity(self, array: pa.Array) -> Buffers:
+        """A byte a row, or nothing where all rows are there."""
+        valid = bits(array.buffers()[0], array) if array.null_count else None
+        return [np.empty(0, np.uint8)] * len(self.lots) if valid is None else self.scattered(valid)
+
+
+class Field:
+    """One column, or index level, of all blocks that came to a worker.
+
+    Parameters
+    ----------
+    carriers : of each block
+    buffers : of each block, as its carrier made them, or like arrays in a file
+    """
+
+    def __init__(self, carriers: Sequence[Carrier], buffers: Sequence[list[Any]]):
+        self.carriers = carriers
+        self.buffers = buffers
+        self.alike = all(carrier == carriers[0] for carrier in carriers[1:])
+        self.nbytes = sum(buffer.nbytes for block in buffers for buffer in block)
+
+    @functools.cached_property
+    def addresses(self) -> list[np.ndarray] | None:
+        """For each buffer, int64 (blocks,): where each block's starts. None if some are in a file.
+
+        0 for what is empty.
+        """
+        if not all(isinstance(buffer, np.ndarray) for block in self.buffers for buffer in block):
+            return None
+        return [
+            np.array([address(block[j]) if len(block[j]) else 0 for block in self.buffers], np.int64)
+            for j in range(len(self.buffers[0]))
+        ]
+
+    @functools.cached_property
+    def empty(self) -> list[bool]:
+        """For each buffer, whether there is nothing in that of any block."""
+        return [not any(map(len, buffers)) for buffers in zip(*self.buffers, strict=True)]
+
+    def let_go(self) -> None:
+        """Of the buffers."""
+        for block in self.buffers:
+            block.clear()
+
+    @functools.cached_property
+    def categories(self) -> Any:
+        return pickle.loads(self.carriers[0].categories)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
-class Share:
-    """One partition's rows in one block.
+class Rows:
+    """The rows of one partition in each block that has any.
 
     Attributes
     ----------
-    buffers : of the column
-    slot, start, stop : the partition's slot in the block, and its rows
+    slot : of the partition
+    blocks : int64 (m,)
+    start, stop : int64 (m,), rows of each block
+    arena : where they are put together
     """
 
-    buffers: Sequence[Any]
     slot: int
-    start: int
-    stop: int
+    blocks: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    arena: Arena
+
+    @functools.cached_property
+    def counts(self) -> np.ndarray:
+        return self.stop - self.start
+
+    def __len__(self) -> int:
+        return int(self.counts.sum())
+
+    def alone(self, i: int) -> Rows:
+        """Those of the i-th block only."""
+        only = slice(i, i + 1)
+        return Rows(self.slot, self.blocks[only], self.start[only], self.stop[only], self.arena)
+
+    def sources(
+        self, field: Field, j: int, width: int, start: np.ndarray, stop: np.ndarray
+    ) -> tuple[np.ndarray, Any]:
+        """Addresses of pieces of each block's j-th buffer, 0 if that is empty; and what keeps them."""
+        if field.addresses is not None:
+            at = field.addresses[j][self.blocks]
+            return np.where(at, at + start * width, 0), field
+        pieces = [
+            field.buffers[block][j][a:b] if len(field.buffers[block][j]) else None
+            for block, a, b in zip(self.blocks.tolist(), start.tolist(), stop.tolist(), strict=True)
+        ]
+        return np.array([0 if piece is None else address(piece) for piece in pieces], np.int64), pieces
+
+    def joined(self, field: Field, j: int, dtype: Any) -> np.ndarray:
+        """All rows in a fixed-width buffer."""
+        out = self.arena.empty(len(self), dtype)
+        width = out.dtype.itemsize
+        sources, kept = self.sources(field, j, width, self.start, self.stop)
+        kernels().gather(sources, self.counts * width, address(out))
+        del kept
+        return out
+
+    def joined_validity(self, field: Field, j: int) -> pa.Buffer | None:
+        if field.empty[j]:
+            return None
+        # Where a block has none, `gather` writes ones.
+        return pa.py_buffer(np.packbits(self.joined(field, j, np.uint8), bitorder="little"))
 
 
 class Carrier(Protocol):
     """How one column of one block travels. Carriers that are equal can be joined as one."""
 
-    def scatter(self, column: pd.Series, order: Order) -> Buffers:
-        """Buffers of a block's column, in the order of the partitions."""
+    def scatter(self, column: pd.Series, order: Order) -> list[Buffers]:
+        """Buffers for each lot, its rows in the order of their slots."""
 
-    def cut(self, buffers: Buffers, order: Order, first: int, last: int) -> Buffers:
-        """What of them belongs to the slots from `first` to before `last`; views."""
-
-    def join(self, shares: list[Share]) -> Any:
+    def join(self, field: Field, rows: Rows) -> Any:
         """The column of one partition, as pandas holds it."""
 
 
@@ -79,14 +197,14 @@ class Fixed:
 
     dtype: np.dtype[Any]
 
-    def scatter(self, column: pd.Series, order: Order) -> Buffers:
-        return [scattered(column.to_numpy(), order.places)]
+    def values(self, column: pd.Series) -> np.ndarray:
+        return column.to_numpy()
 
-    def cut(self, buffers: Buffers, order: Order, first: int, last: int) -> Buffers:
-        return [rows(buffer, order, first, last) for buffer in buffers]
+    def scatter(self, column: pd.Series, order: Order) -> list[Buffers]:
+        return [[buffer] for buffer in order.scattered(self.values(column))]
 
-    def join(self, shares: list[Share]) -> Any:
-        return joined(shares, 0, self.dtype)
+    def join(self, field: Field, rows: Rows) -> Any:
+        return rows.joined(field, 0, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -95,12 +213,11 @@ class Zoned(Fixed):
 
     zone: Any
 
-    def scatter(self, column: pd.Series, order: Order) -> Buffers:
-        instants = column.dt.tz_convert("UTC").dt.tz_localize(None)
-        return [scattered(instants.to_numpy(), order.places)]
+    def values(self, column: pd.Series) -> np.ndarray:
+        return column.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy()
 
-    def join(self, shares: list[Share]) -> Any:
-        instants = pd.DatetimeIndex(joined(shares, 0, self.dtype), copy=False)
+    def join(self, field: Field, rows: Rows) -> Any:
+        instants = pd.DatetimeIndex(rows.joined(field, 0, self.dtype), copy=False)
         return instants.tz_localize("UTC").tz_convert(self.zone).array
 
 
@@ -111,12 +228,13 @@ class Category(Fixed):
     categories: bytes
     ordered: bool
 
-    def scatter(self, column: pd.Series, order: Order) -> Buffers:
-        return [scattered(column.cat.codes.to_numpy(), order.places)]
+    def values(self, column: pd.Series) -> np.ndarray:
+        return column.cat.codes.to_numpy()
 
-    def join(self, shares: list[Share]) -> Any:
-        codes = joined(shares, 0, self.dtype)
-        return pd.Categorical.from_codes(codes, pickle.loads(self.categories), ordered=self.ordered)
+    def join(self, field: Field, rows: Rows) -> Any:
+        codes = rows.joined(field, 0, self.dtype)
+        categories = field.categories if field.alike else pickle.loads(self.categories)
+        return pd.Categorical.from_codes(codes, categories, ordered=self.ordered, validate=False)
 
 
 @dataclass(frozen=True)
@@ -130,7 +248,7 @@ class Masked:
     def word(self) -> np.dtype[Any]:
         return np.dtype(f"V{max(8, self.kind.bit_width) // 8}")
 
-    def scatter(self, column: pd.Series, order: Order) -> Buffers:
+    def scatter(self, column: pd.Series, order: Order) -> list[Buffers]:
         array = as_arrow(column)
         if pa.types.is_boolean(self.kind):
             values = bits(array.buffers()[1], array)
@@ -138,22 +256,19 @@ class Masked:
             data, width = array.buffers()[1], self.kind.bit_width // 8
             values = np.frombuffer(data, f"V{width}", len(array), array.offset * width) if data else None
         values = np.zeros(len(array), self.word) if values is None else values
-        return [scattered(values, order.places), scattered_validity(array, order)]
+        return columnwise(order.scattered(values), order.scattered_validity(array))
 
-    def cut(self, buffers: Buffers, order: Order, first: int, last: int) -> Buffers:
-        return [rows(buffer, order, first, last) for buffer in buffers]
-
-    def join(self, shares: list[Share]) -> Any:
-        values, n = joined(shares, 0, self.word), sum(share.stop - share.start for share in shares)
+    def join(self, field: Field, rows: Rows) -> Any:
+        values = rows.joined(field, 0, self.word)
         if pa.types.is_boolean(self.kind):
             values = np.packbits(values.view(np.uint8), bitorder="little")
-        buffers = [joined_validity(shares, 1), pa.py_buffer(values.view(np.uint8))]
-        return self.dtype.__from_arrow__(pa.Array.from_buffers(self.kind, n, buffers))
+        buffers = [rows.joined_validity(field, 1), pa.py_buffer(values.view(np.uint8))]
+        return self.dtype.__from_arrow__(pa.Array.from_buffers(self.kind, len(rows), buffers))
 
 
 @dataclass(frozen=True)
 class Text:
-    """Arrow strings or binary of any length."""
+    """Arrow strings or binary of any length: where each value starts, and their bytes."""
 
     dtype: Any
     kind: pa.DataType
@@ -163,72 +278,68 @@ class Text:
         text = pa.types.is_string(self.kind) or pa.types.is_large_string(self.kind)
         return pa.large_string() if text else pa.large_binary()
 
-    def scatter(self, column: pd.Series, order: Order) -> Buffers:
+    def scatter(self, column: pd.Series, order: Order) -> list[Buffers]:
         array = as_arrow(column)
         wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
-        width = np.int64 if wide else np.int32
+        width = 8 if wide else 4
         _, offsets, data = array.buffers()
         if offsets is None or data is None:
-            ends, address = np.zeros(len(array) + 1, np.int64), 0
+            ends, source = np.zeros(len(array) + 1, f"i{width}"), 0
         else:
-            at = array.offset * np.dtype(width).itemsize
-            ends = np.frombuffer(offsets, width, len(array) + 1, at).astype(np.int64, copy=False)
-            address = data.address
-        new = empty(len(array) + 1, np.int64)
-        new[0] = 0
-        kernels().lengths(ends, order.places, new[1:])
-        np.cumsum(new[1:], out=new[1:])
-        out = empty(int(new[-1]), np.uint8)
-        kernels().spans(address, ends, order.places, new, out.ctypes.data)
-        return [new, out, scattered_validity(array, order)]
+            ends = np.frombuffer(offsets, f"i{width}", len(array) + 1, array.offset * width)
+            source = data.address
+        starts = [lot.arena.empty(len(lot) + 1, np.int64) for lot in order.lots]
+        kernels().lengths[width](ends, order.slots, order.streams([s[1:] for s in starts]))
+        for s in starts:
+            s[0] = 0
+            np.cumsum(s[1:], out=s[1:])
+        text = [lot.arena.empty(int(s[-1]), np.uint8) for lot, s in zip(order.lots, starts, strict=True)]
+        streams = [
+            address(buffer) + s[lot.starts[:-1]]
+            for lot, s, buffer in zip(order.lots, starts, text, strict=True)
+        ]
+        kernels().spans[width](source, ends, order.slots, np.concatenate(streams))
+        return columnwise(starts, text, order.scattered_validity(array))
 
-    def cut(self, buffers: Buffers, order: Order, first: int, last: int) -> Buffers:
-        ends, data, valid = buffers
-        start, stop = order.starts[first], order.starts[last]
-        return [ends[start : stop + 1], data[ends[start] : ends[stop]], rows(valid, order, first, last)]
-
-    def join(self, shares: list[Share]) -> Any:
-        counts = np.array([share.stop - share.start for share in shares], dtype=np.int64)
-        ends = [np.asarray(share.buffers[0][share.start : share.stop + 1]) for share in shares]
-        n = int(counts.sum())
-        new = empty(n + 1, np.int64)
-        kernels().offsets(np.array([e.ctypes.data for e in ends], np.int64), counts, new)
-        out = empty(int(new[-1]), np.uint8)
-        pieces = []
-        for share, e in zip(shares, ends, strict=True):
-            base = int(share.buffers[0][0:1][0])
-            pieces.append(np.asarray(share.buffers[1][int(e[0]) - base : int(e[-1]) - base]))
-        np.concatenate(pieces, out=out)
-        buffers = [joined_validity(shares, 2), pa.py_buffer(new), pa.py_buffer(out)]
+    def join(self, field: Field, rows: Rows) -> Any:
+        m, n = len(rows.blocks), len(rows)
+        new, first, last = rows.arena.empty(n + 1, np.int64), np.empty(m, np.int64), np.empty(m, np.int64)
+        ends, kept = rows.sources(field, 0, 8, rows.start, rows.stop + 1)
+        kernels().offsets(ends, rows.counts, first, last, new)
+        out = rows.arena.empty(int(new[-1]), np.uint8)
+        text, kept = rows.sources(field, 1, 1, first, last)
+        kernels().gather(text, last - first, address(out))
+        del kept
+        buffers = [rows.joined_validity(field, 2), pa.py_buffer(new), pa.py_buffer(out)]
         array = pa.Array.from_buffers(self.wide, n, buffers)
         return self.dtype.__from_arrow__(array if array.type == self.kind else array.cast(self.kind))
 
 
 @dataclass(frozen=True)
 class Pickled:
-    """Anything else, pickled once for each partition."""
+    """Anything else, pickled once for each partition: where each pickle starts, and their bytes."""
 
     dtype: Any
 
-    def scatter(self, column: pd.Series, order: Order) -> Buffers:
+    def scatter(self, column: pd.Series, order: Order) -> list[Buffers]:
         values = column.to_numpy() if isinstance(self.dtype, np.dtype) else column.array
-        ordered = values.take(order.inverse)
-        bounds = zip(order.starts, order.starts[1:], strict=False)
-        pickles = [pickle.dumps(ordered[a:b], protocol=5) if a < b else b"" for a, b in bounds]
-        ends = np.cumsum([0, *map(len, pickles)], dtype=np.int64)
-        return [ends, np.frombuffer(b"".join(pickles), np.uint8)]
+        ordered = values.take(np.argsort(order.slots, kind="stable"))
+        row = 0
+        out: list[Buffers] = []
+        for lot in order.lots:
+            edges = (row + lot.starts).tolist()
+            pickles = [pickle.dumps(ordered[a:b], protocol=5) if a < b else b"" for a, b in pairwise(edges)]
+            ends = np.cumsum([0, *map(len, pickles)], dtype=np.int64)
+            out.append([ends, np.frombuffer(b"".join(pickles), np.uint8)])
+            row = edges[-1]
+        return out
 
-    def cut(self, buffers: Buffers, order: Order, first: int, last: int) -> Buffers:
-        ends, data = buffers
-        return [ends[first : last + 1], data[ends[first] : ends[last]]]
-
-    def join(self, shares: list[Share]) -> Any:
+    def join(self, field: Field, rows: Rows) -> Any:
         arrays = []
-        for share in shares:
-            ends = share.buffers[0]
-            first, start, stop = (int(ends[i : i + 1][0]) for i in (0, share.slot, share.slot + 1))
-            if stop > start:
-                arrays.append(pickle.loads(share.buffers[1][start - first : stop - first].tobytes()))
+        for block in rows.blocks.tolist():
+            ends, data = field.buffers[block]
+            start, stop = ends[rows.slot : rows.slot + 2].tolist()
+            arrays.append(pickle.loads(data[start:stop].tobytes()))
         if isinstance(self.dtype, np.dtype):
             return np.concatenate(arrays)
         return pd.concat([pd.Series(array) for array in arrays], ignore_index=True).array
@@ -261,14 +372,22 @@ def is_word(kind: pa.DataType) -> bool:
     return sized and kind.bit_width in (8, 16, 32, 64, 128)
 
 
-def join(carriers: list[Carrier], shares: list[Share]) -> Any:
-    """The column of one partition from shares that came by these carriers."""
-    if all(carrier == carriers[0] for carrier in carriers[1:]):
-        return carriers[0].join(shares)
-    parts = [carrier.join([share]) for carrier, share in zip(carriers, shares, strict=True)]
+def join(field: Field, rows: Rows) -> Any:
+    """The column of one partition, by whichever carriers its blocks came."""
+    if field.alike:
+        return field.carriers[0].join(field, rows)
+    parts = [field.carriers[block].join(field, rows.alone(i)) for i, block in enumerate(rows.blocks)]
     if all(isinstance(part, pd.Categorical) for part in parts):
         return union_categoricals(parts, ignore_order=True)
     return pd.concat([pd.Series(part) for part in parts], ignore_index=True).array
+
+
+def columnwise(*buffers: Buffers) -> list[Buffers]:
+    return [list(of_lot) for of_lot in zip(*buffers, strict=True)]
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 def as_arrow(column: pd.Series) -> pa.Array:
@@ -280,27 +399,6 @@ def as_arrow(column: pd.Series) -> pa.Array:
     return pa.concat_arrays(array.chunks or [pa.array([], array.type)])
 
 
-def rows(buffer: np.ndarray, order: Order, first: int, last: int) -> np.ndarray:
-    return buffer[order.starts[first] : order.starts[last]]
-
-
-def scattered(values: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Fixed-width values in their new order."""
-    width = values.dtype.itemsize
-    word = np.dtype("complex128") if width == 16 else np.dtype(f"u{width}")
-    out = empty(len(values), word)
-    kernels().words[width](np.ascontiguousarray(values).view(word), places, out)
-    return out.view(values.dtype)
-
-
-def joined(shares: list[Share], buffer: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """The rows of all shares in a fixed-width buffer."""
-    pieces = [np.asarray(share.buffers[buffer][share.start : share.stop]).view(dtype) for share in shares]
-    out = empty(sum(map(len, pieces)), dtype)
-    np.concatenate(pieces, out=out)
-    return out
-
-
 def bits(buffer: pa.Buffer | None, array: pa.Array) -> np.ndarray | None:
     """The bits of a bitmap that belong to an array, a byte each; None if there is no bitmap."""
     if buffer is None:
@@ -308,23 +406,3 @@ def bits(buffer: pa.Buffer | None, array: pa.Array) -> np.ndarray | None:
     stop = array.offset + len(array)
     packed = np.frombuffer(buffer, np.uint8, (stop + 7) // 8)
     return np.unpackbits(packed, bitorder="little", count=stop)[array.offset :]
-
-
-# Validity is a byte a row, or nothing where all rows are there.
-
-
-def scattered_validity(array: pa.Array, order: Order) -> np.ndarray:
-    valid = bits(array.buffers()[0], array) if array.null_count else None
-    return np.empty(0, np.uint8) if valid is None else scattered(valid, order.places)
-
-
-def joined_validity(shares: list[Share], buffer: int) -> pa.Buffer | None:
-    if not any(len(share.buffers[buffer]) for share in shares):
-        return None
-    pieces = [
-        np.asarray(share.buffers[buffer][share.start : share.stop])
-        if len(share.buffers[buffer])
-        else np.ones(share.stop - share.start, np.uint8)
-        for share in shares
-    ]
-    return pa.py_buffer(np.packbits(np.concatenate(pieces), bitorder="little"))

@@ -45,12 +45,10 @@ from chash_partition._dask import (
     determine_column_projection,
     merge_chunk,
     p2p_barrier,
-    shuffle_transfer,
-    shuffle_unpack,
 )
 from chash_partition.dataframe.blocks import PARTITION, tag, untag
 from chash_partition.dataframe.knowledge import Known, known, known_of_merge, labels, sides_of
-from chash_partition.dataframe.shuffle import PlacedShuffleSpec
+from chash_partition.dataframe.shuffle import PlacedShuffleSpec, transfer, unpack
 from chash_partition.layout import Layout
 
 Label = Hashable
@@ -297,14 +295,20 @@ class P2PPlace(Ours, PartitionsFiltered):
         transfers = []
         for i in range(self.frame.npartitions):
             name = (f"chash-transfer-{token}", i)
-            layer[name] = Task(name, shuffle_transfer, TaskRef((self.frame._name, i)), spec.id, i)
+            layer[name] = Task(name, transfer, TaskRef((self.frame._name, i)), spec.id, i)
             transfers.append(TaskRef(name))
         barrier = P2PBarrierTask(barrier_key(spec.id), p2p_barrier, spec.id, *transfers, spec=spec)
         layer[barrier.key] = barrier
         for i, partition in enumerate(self._partitions):
             name = (self._name, i)
-            layer[name] = Task(name, shuffle_unpack, spec.id, partition, barrier.ref())
+            layer[name] = Task(name, unpack, spec.id, partition, barrier.ref())
         return layer
+
+    def __dask_annotations__(self) -> dict[str, dict[Any, object]]:
+        # Otherwise most outputs are first tried on a worker that sends them on to another.
+        addresses = dict(self.addresses)
+        owners = [addresses.get(self.layout.owner_of(partition)) for partition in self._partitions]
+        return on_workers(self._name, owners)
 
 
 class PlacedMerge(Ours, Merge):
@@ -419,8 +423,13 @@ class Pin(Ours):
         return Task(name, _same, TaskRef((self.frame._name, index)))
 
     def __dask_annotations__(self) -> dict[str, dict[Any, object]]:
-        pinned = {(self._name, i): [owner] for i, owner in enumerate(self.owners) if owner}
-        return {"workers": {**pinned}, "allow_other_workers": dict.fromkeys(pinned, True)}
+        return on_workers(self._name, self.owners)
+
+
+def on_workers(name: str, addresses: Sequence[str | None]) -> dict[str, dict[Any, object]]:
+    """Annotations by which partition i is computed at the i-th address, if that is there."""
+    pinned: dict[Any, object] = {(name, i): [address] for i, address in enumerate(addresses) if address}
+    return {"workers": pinned, "allow_other_workers": dict.fromkeys(pinned, True)}
 
 
 def _same(frame: pd.DataFrame) -> pd.DataFrame:

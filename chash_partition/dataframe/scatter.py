@@ -2,7 +2,7 @@
 
 A radix partitioning: rows are read in order, and written to as many streams as there are
 partitions (Polychroniou and Ross, "A comprehensive study of main-memory partitioning", SIGMOD
-2014). Nothing here holds the GIL.
+2014). A stream is the address of its next value. Nothing here holds the GIL.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from chash_partition.hashing import compiled
 
 
 class Kernels(NamedTuple):
-    places: Callable[..., None]
+    slots: Callable[..., None]
     words: dict[int, Callable[..., None]]
-    lengths: Callable[..., None]
-    spans: Callable[..., None]
+    lengths: dict[int, Callable[..., None]]
+    spans: dict[int, Callable[..., None]]
     gather: Callable[..., None]
     offsets: Callable[..., None]
 
@@ -27,6 +27,8 @@ _lock = threading.Lock()
 _compiled: Kernels | None = None
 _copy: Any
 _load_i64: Any
+_store_i64: Any
+_fill: Any
 
 
 def kernels() -> Kernels:
@@ -40,99 +42,122 @@ def kernels() -> Kernels:
 
 
 def _compile() -> Kernels:
-    global _copy, _load_i64
+    global _copy, _fill, _load_i64, _store_i64
     import numba
     from llvmlite import ir
     from numba.extending import intrinsic
 
-    i32, i64 = numba.int32, numba.int64
+    i32, i64, u64 = numba.int32, numba.int64, numba.uint64
+    byte, word = ir.IntType(8).as_pointer(), ir.IntType(64).as_pointer()
 
     @intrinsic
     def load_i64(typing_context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-            return builder.load(pointer, align=1)
+            return builder.load(builder.inttoptr(args[0], word), align=1)
 
         return i64(i64), generate
 
     @intrinsic
+    def store_i64(typing_context: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            builder.store(args[1], builder.inttoptr(args[0], word), align=1)
+            return context.get_dummy_value()
+
+        return numba.void(i64, i64), generate
+
+    @intrinsic
     def copy(typing_context: Any, target: Any, source: Any, n: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            byte = ir.IntType(8).as_pointer()
             target, source = (builder.inttoptr(a, byte) for a in args[:2])
-            i1 = ir.IntType(1)
             memcpy = builder.module.declare_intrinsic("llvm.memcpy", [byte, byte, ir.IntType(64)])
-            builder.call(memcpy, [target, source, args[2], i1(0)])
+            builder.call(memcpy, [target, source, args[2], ir.IntType(1)(0)])
             return context.get_dummy_value()
 
         return numba.void(i64, i64, i64), generate
 
-    _load_i64, _copy = load_i64, copy
+    @intrinsic
+    def fill(typing_context: Any, target: Any, n: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            memset = builder.module.declare_intrinsic("llvm.memset", [byte, ir.IntType(64)])
+            builder.call(
+                memset, [builder.inttoptr(args[0], byte), ir.IntType(8)(1), args[1], ir.IntType(1)(0)]
+            )
+            return context.get_dummy_value()
 
-    def places(slots: Any, following: Any, out: Any) -> None:
+        return numba.void(i64, i64), generate
+
+    _load_i64, _store_i64, _copy, _fill = load_i64, store_i64, copy, fill
+    half = u64(32)
+
+    def slots(hashes: Any, npartitions: Any, of_partition: Any, out: Any, counts: Any) -> None:
+        for i in range(len(hashes)):
+            slot = of_partition[i64(((hashes[i] >> half) * npartitions) >> half)]
+            out[i] = slot
+            counts[slot] += 1
+
+    def words(width: int) -> Callable[..., None]:
+        def words(values: Any, slots: Any, streams: Any) -> None:
+            for i in range(len(slots)):
+                slot = slots[i]
+                if slot < len(streams):
+                    _copy(streams[slot], values + width * i, width)
+                    streams[slot] += width
+
+        return compiled(words, i64, read(i32), i64[::1])
+
+    def lengths(offsets: Any, slots: Any, streams: Any) -> None:
         for i in range(len(slots)):
             slot = slots[i]
-            out[i] = following[slot]
-            following[slot] += 1
+            if slot < len(streams):
+                _store_i64(streams[slot], i64(offsets[i + 1]) - i64(offsets[i]))
+                streams[slot] += 8
 
-    def words(values: Any, places: Any, out: Any) -> None:
-        for i in range(len(values)):
-            out[places[i]] = values[i]
-
-    def lengths(offsets: Any, places: Any, out: Any) -> None:
-        for i in range(len(places)):
-            out[places[i]] = offsets[i + 1] - offsets[i]
-
-    def spans(data: Any, offsets: Any, places: Any, starts: Any, out: Any) -> None:
-        for i in range(len(places)):
-            n = offsets[i + 1] - offsets[i]
-            source, target = data + offsets[i], out + starts[places[i]]
-            # Short strings: whole words, the last one overlapping.
-            if n >= 8 and n <= 64:
-                end = n - 8
-                at = 0
-                while at < end:
-                    _copy(target + at, source + at, 8)
-                    at += 8
-                _copy(target + end, source + end, 8)
-            elif n > 0:
-                _copy(target, source, n)
+    def spans(data: Any, offsets: Any, slots: Any, streams: Any) -> None:
+        for i in range(len(slots)):
+            slot = slots[i]
+            if slot < len(streams):
+                n, source, target = i64(offsets[i + 1]) - i64(offsets[i]), data + offsets[i], streams[slot]
+                streams[slot] += n
+                # Short strings: whole words, the last one overlapping.
+                if n >= 8 and n <= 64:
+                    end = n - 8
+                    at = 0
+                    while at < end:
+                        _copy(target + at, source + at, 8)
+                        at += 8
+                    _copy(target + end, source + end, 8)
+                elif n > 0:
+                    _copy(target, source, n)
 
     def gather(sources: Any, sizes: Any, out: Any) -> None:
         for i in range(len(sources)):
-            if sizes[i] > 0:
+            if sources[i] == 0:
+                _fill(out, sizes[i])
+            else:
                 _copy(out, sources[i], sizes[i])
-                out += sizes[i]
+            out += sizes[i]
 
-    def offsets(sources: Any, rows: Any, out: Any) -> None:
+    def offsets(sources: Any, rows: Any, firsts: Any, lasts: Any, out: Any) -> None:
         at, base = 1, 0
         out[0] = 0
         for i in range(len(sources)):
-            if rows[i] == 0:
-                continue
-            first = _load_i64(sources[i])
+            firsts[i] = _load_i64(sources[i])
+            lasts[i] = _load_i64(sources[i] + 8 * rows[i])
+            base -= firsts[i]
             for row in range(1, rows[i] + 1):
-                out[at] = base + _load_i64(sources[i] + 8 * row) - first
+                out[at] = base + _load_i64(sources[i] + 8 * row)
                 at += 1
-            base = out[at - 1]
+            base += lasts[i]
 
     def read(kind: Any) -> Any:
         return numba.types.Array(kind, 1, "C", readonly=True)
 
-    def scatter(kind: Any) -> Callable[..., None]:
-        return compiled(words, read(kind), read(i32), kind[::1])
-
+    ends = {4: read(i32), 8: read(i64)}
     return Kernels(
-        compiled(places, read(i32), i64[::1], i32[::1]),
-        {
-            1: scatter(numba.uint8),
-            2: scatter(numba.uint16),
-            4: scatter(numba.uint32),
-            8: scatter(numba.uint64),
-            16: scatter(numba.complex128),
-        },
-        compiled(lengths, read(i64), read(i32), i64[::1]),
-        compiled(spans, i64, read(i64), read(i32), read(i64), i64),
+        compiled(slots, read(u64), u64, read(i32), i32[::1], i64[::1]),
+        {width: words(width) for width in (1, 2, 4, 8, 16)},
+        {width: compiled(lengths, kind, read(i32), i64[::1]) for width, kind in ends.items()},
+        {width: compiled(spans, i64, kind, read(i32), i64[::1]) for width, kind in ends.items()},
         compiled(gather, read(i64), read(i64), i64),
-        compiled(offsets, read(i64), read(i64), i64[::1]),
+        compiled(offsets, read(i64), read(i64), i64[::1], i64[::1], i64[::1]),
     )

@@ -20,7 +20,7 @@ import errno
 import os
 import tempfile
 import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,15 +32,21 @@ from dask.utils import parse_bytes
 
 from chash_partition._dask import (
     P2POutOfDiskError,
+    Reschedule,
     ResourceLimiter,
+    ShuffleClosedError,
+    ShuffleId,
     ShuffleRun,
     ShuffleSpec,
+    context_meter,
+    get_worker_plugin,
     retry,
     to_serialize,
 )
-from chash_partition.dataframe.carriers import Carrier, Order, Share, carrier_of, join
+from chash_partition.dataframe.arena import Arena
+from chash_partition.dataframe.carriers import Carrier, Field, Lot, Order, Rows, carrier_of, join
 from chash_partition.dataframe.scatter import kernels
-from chash_partition.hashing import empty, hash_keys, partition_ids
+from chash_partition.hashing import hash_keys
 from chash_partition.layout import Layout
 
 if TYPE_CHECKING:
@@ -64,7 +70,12 @@ class BlockShare:
 
     @property
     def nbytes(self) -> int:
-        return sum(b.nbytes for field in self.buffers for b in field) + self.starts.nbytes
+        """Of memory."""
+        arrays = (b for field in self.buffers for b in field if isinstance(b, np.ndarray))
+        return sum(b.nbytes for b in arrays) + self.starts.nbytes
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
 
     def __sizeof__(self) -> int:
         return self.nbytes
@@ -143,15 +154,14 @@ class FileArray:
 
     @property
     def nbytes(self) -> int:
-        """Of memory."""
-        return 0
+        return self.length * self.dtype.itemsize
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(self.length)
-        out = empty(max(0, stop - start), self.dtype)
+        out = np.empty(max(0, stop - start), self.dtype)
         self.file.read_into(out, self.offset + start * self.dtype.itemsize)
         return out
 
@@ -160,8 +170,8 @@ def fields_of(block: pd.DataFrame) -> Iterator[pd.Series]:
     """Index levels, then columns, by position: labels may be anything."""
     for level in range(block.index.nlevels):
         yield pd.Series(block.index.get_level_values(level), copy=False)
-    for i in range(block.shape[1]):
-        yield block.iloc[:, i]
+    for _, column in block.items():
+        yield column
 
 
 @dataclass(frozen=True)
@@ -172,12 +182,10 @@ class Slots:
     ----------
     of_partition : int32 (P,), the slot of each partition; the last slot is for those not wanted
     local : for each worker, the partitions of its slots
-    first : for each worker, its first slot
     """
 
     of_partition: np.ndarray
     local: dict[str, list[int]]
-    first: dict[str, int]
 
     @classmethod
     def of(cls, worker_for: dict[int, str], npartitions: int) -> Slots:
@@ -185,62 +193,117 @@ class Slots:
         for partition, worker in sorted(worker_for.items()):
             local.setdefault(worker, []).append(partition)
         of_partition = np.full(npartitions, len(worker_for), dtype=np.int32)
-        first, slot = {}, 0
-        for worker, partitions in local.items():
-            first[worker] = slot
-            of_partition[partitions] = np.arange(slot, slot + len(partitions), dtype=np.int32)
-            slot += len(partitions)
-        return cls(of_partition, local, first)
+        ordered = [partition for partitions in local.values() for partition in partitions]
+        of_partition[ordered] = np.arange(len(ordered), dtype=np.int32)
+        return cls(of_partition, local)
 
     def __len__(self) -> int:
         return sum(map(len, self.local.values()))
 
 
-def split(block: pd.DataFrame, on: Sequence[Hashable], seed: int, slots: Slots) -> dict[str, BlockShare]:
-    """Each worker's share of a block. Rows keep their order within a partition."""
-    keys = block[list(on)]
-    slot = slots.of_partition[partition_ids(hash_keys(keys, seed=seed), len(slots.of_partition))]
-    counts = np.bincount(slot, minlength=len(slots) + 1)
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    places = empty(len(block), np.int32)
-    kernels().places(slot, starts[:-1].copy(), places)
-    order = Order(places, starts)
-    carriers = [carrier_of(field) for field in fields_of(block)]
-    buffers = [c.scatter(field, order) for c, field in zip(carriers, fields_of(block), strict=True)]
-    shares = {}
+def split(
+    block: pd.DataFrame, on: Sequence[Hashable], seed: int, slots: Slots, here: str | None = None
+) -> dict[str, BlockShare]:
+    """Each worker's share of a block. Rows keep their order within a partition.
+
+    The columns of the share that stays `here` are let go one by one, so each has its own memory.
+    """
+    hashes = hash_keys(block[list(on)], seed=seed)
+    slot, counts = np.empty(len(block), np.int32), np.zeros(len(slots) + 1, np.int64)
+    kernels().slots(hashes, len(slots.of_partition), slots.of_partition, slot, counts)
+    del hashes
+    fields = list(fields_of(block))
+    nbytes = sum(field.nbytes + len(field) // 8 for field in fields)
+    lots, first = [], 0
     for worker, partitions in slots.local.items():
-        a, b = slots.first[worker], slots.first[worker] + len(partitions)
-        if starts[a] < starts[b]:
-            cut = [c.cut(field, order, a, b) for c, field in zip(carriers, buffers, strict=True)]
-            shares[worker] = BlockShare(carriers, starts[a : b + 1] - starts[a], cut)
-    return shares
+        last = first + len(partitions)
+        starts = np.concatenate([[0], np.cumsum(counts[first:last])])
+        # A little more than its rows' part of all bytes: rows differ.
+        expected = 0 if worker == here else nbytes * int(starts[-1]) // max(1, len(block)) * 17 // 16
+        lots.append(Lot(starts, Arena(expected, huge=worker != here)))
+        first = last
+    order = Order(slot, lots)
+    carriers = [carrier_of(field) for field in fields]
+    buffers = [c.scatter(field, order) for c, field in zip(carriers, fields, strict=True)]
+    return {
+        worker: BlockShare(carriers, lot.starts, [field[i] for field in buffers])
+        for i, (worker, lot) in enumerate(zip(slots.local, lots, strict=True))
+        if len(lot)
+    }
 
 
-def unpack(blocks: Sequence[BlockShare], slot: int, meta: pd.DataFrame) -> pd.DataFrame:
-    """The rows of one partition from the shares of all blocks, in their order."""
-    shares = [(block, int(block.starts[slot]), int(block.starts[slot + 1])) for block in blocks]
-    shares = [(block, start, stop) for block, start, stop in shares if start < stop]
-    if not shares:
-        return meta.iloc[:0].copy()
-    columns = []
-    for i, wanted in enumerate(fields_of(meta)):
-        column = join(
-            [block.carriers[i] for block, _, _ in shares],
-            [Share(block.buffers[i], slot, start, stop) for block, start, stop in shares],
+class Stack:
+    """The shares of all blocks that came to a worker, in the order of the blocks.
+
+    Attributes
+    ----------
+    starts : int64 (partitions of the worker + 1, blocks), first row of each partition in each block
+    fields : index levels before columns
+    nbytes : int64 (fields,), in memory or on disk
+    """
+
+    def __init__(self, blocks: Sequence[BlockShare], meta: pd.DataFrame):
+        self.starts = np.array([block.starts for block in blocks], np.int64).T
+        self.meta = meta
+        self.dtypes = [field.dtype for field in fields_of(meta)]
+        self.fields = [
+            Field([block.carriers[i] for block in blocks], [block.buffers[i] for block in blocks])
+            for i in range(len(self.dtypes) if blocks else 0)
+        ]
+        self.nbytes = np.array([field.nbytes for field in self.fields], np.int64)
+        self.total = sum(map(len, blocks))
+
+    def size(self, slot: int) -> int:
+        """About the bytes of a partition."""
+        if not self.total:
+            return 0
+        return int(self.nbytes.sum()) * int((self.starts[slot + 1] - self.starts[slot]).sum()) // self.total
+
+    def rows(self, slot: int) -> Rows:
+        """Those of a partition."""
+        start, stop = (self.starts[slot], self.starts[slot + 1]) if self.total else np.zeros((2, 0), np.int64)
+        here = np.flatnonzero(stop > start)
+        return Rows(slot, here, start[here], stop[here], Arena(self.size(slot) * 17 // 16))
+
+    def unpack(self, slot: int) -> pd.DataFrame:
+        """The rows of one partition from the shares of all blocks, in their order."""
+        rows = self.rows(slot)
+        return self.frame([join(field, rows) for field in self.fields] if len(rows) else [])
+
+    def unpack_all(self, map_: Callable[..., Iterator[Any]]) -> list[list[Any]]:
+        """The columns of each partition. Each field is let go of once it is put together."""
+        rows = [self.rows(slot) for slot in range(len(self.starts) - 1)]
+
+        def put_together(i: int) -> list[Any]:
+            columns = [join(self.fields[i], r) if len(r) else None for r in rows]
+            self.fields[i].let_go()
+            return columns
+
+        columns = map_(put_together, range(len(self.fields)))
+        by_slot = zip(*columns, strict=True)
+        return [list(of_slot) if len(r) else [] for r, of_slot in zip(rows, by_slot, strict=True)]
+
+    def frame(self, columns: list[Any]) -> pd.DataFrame:
+        """A partition of these columns; of none if it has no rows."""
+        meta = self.meta
+        if not columns:
+            return meta.iloc[:0].copy()
+        columns = [_as_meta(column, dtype) for column, dtype in zip(columns, self.dtypes, strict=True)]
+        # Given their dtypes: pandas would infer others for object columns of one kind of value.
+        levels = [pd.Index(c, dtype=c.dtype, copy=False) for c in columns[: meta.index.nlevels]]
+        index = levels[0] if len(levels) == 1 else pd.MultiIndex.from_arrays(levels)
+        index.names = meta.index.names
+        rest = columns[len(levels) :]
+        out = pd.DataFrame(
+            {
+                i: pd.Series(c, index=index, dtype=c.dtype, copy=False) if c.dtype == object else c
+                for i, c in enumerate(rest)
+            },
+            index=index,
+            copy=False,
         )
-        columns.append(_as_meta(column, wanted.dtype))
-    # Given their dtypes: pandas would infer others for object columns of one kind of value.
-    levels = [pd.Index(c, dtype=c.dtype, copy=False) for c in columns[: meta.index.nlevels]]
-    index = levels[0] if len(levels) == 1 else pd.MultiIndex.from_arrays(levels)
-    index.names = meta.index.names
-    rest = columns[len(levels) :]
-    out = pd.DataFrame(
-        {i: pd.Series(c, index=index, dtype=c.dtype, copy=False) for i, c in enumerate(rest)},
-        index=index,
-        copy=False,
-    )
-    out.columns = meta.columns
-    return out
+        out.columns = meta.columns
+        return out
 
 
 def _as_meta(column: Any, dtype: Any) -> Any:
@@ -255,6 +318,29 @@ def _as_meta(column: Any, dtype: Any) -> Any:
         return pd.Series(column, copy=False).astype(dtype).array
     except (TypeError, ValueError):
         return column
+
+
+def transfer(block: pd.DataFrame, shuffle: ShuffleId, number: int) -> int:
+    """The task that sends a block's rows to the workers of their partitions."""
+    try:
+        run_id: int = get_worker_plugin().add_partition(block, number, shuffle)
+    except ShuffleClosedError:
+        raise Reschedule() from None
+    return run_id
+
+
+def unpack(shuffle: ShuffleId, partition: int, run_id: int) -> pd.DataFrame:
+    """The task that makes a partition of what has come."""
+    plugin = get_worker_plugin()
+    run = plugin.shuffle_runs._active_runs.get(shuffle)
+    try:
+        # Dask's own way asks the event loop for each thing, which takes longer than to unpack.
+        if run is not None and run.is_ready(run_id, partition):
+            return run.unpack(partition)
+        out: pd.DataFrame = plugin.get_output_partition(shuffle, run_id, partition)
+    except ShuffleClosedError:
+        raise Reschedule() from None
+    return out
 
 
 class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
@@ -292,6 +378,9 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
         self.spilled = SpillFile(worker.local_directory)
         self.bytes_memory = self.bytes_read = 0
         self._keeping: set[asyncio.Task[None]] = set()
+        self._stack: Stack | None = None
+        self._columns: list[list[Any]] | None = None
+        self._unpacking = threading.Lock()
         self._always = parse_bytes(dask.config.get("distributed.p2p.storage.buffer"))
         manager = worker.memory_manager
         self._memory_target = (manager.memory_limit or 0) * (manager.memory_target_fraction or 1)
@@ -302,7 +391,7 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
     def _shard_partition(
         self, data: pd.DataFrame, partition_id: int, **kwargs: Any
     ) -> dict[str, tuple[int, BlockShare]]:
-        shares = split(data, self.spec.on, self.spec.seed, self.slots)
+        shares = split(data, self.spec.on, self.spec.seed, self.slots, self.local_address)
         return {worker: (partition_id, share) for worker, share in shares.items()}
 
     async def _write_to_comm(self, data: dict[str, tuple[int, BlockShare]]) -> None:
@@ -310,9 +399,7 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
         own = data.pop(self.local_address, None)
         if own is not None:
             block, share = own
-            # A copy: a view would keep the whole block, all workers' shares, in memory.
-            copied = [[copy(buffer) for buffer in field] for field in share.buffers]
-            await self._receive(Shares([(block, BlockShare(share.carriers, share.starts, copied))]))
+            await self._receive(Shares([(block, share)]))
         await super()._write_to_comm(data)
 
     async def send(self, address: str, shards: list[tuple[int, BlockShare]]) -> Any:
@@ -325,8 +412,7 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
         answer = await retry(
             attempt, count=self.RETRY_COUNT, delay_min=self.RETRY_DELAY_MIN, delay_max=self.RETRY_DELAY_MAX
         )
-        # Dask's buffer holds on to what it sent last, on each of its tasks; and each share, a view,
-        # to a whole block.
+        # Dask's buffer holds on to what it sent last, on each of its tasks.
         for _, share in shards:
             share.buffers.clear()
         return answer
@@ -371,24 +457,47 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
 
     # Unpack
 
+    def is_ready(self, run_id: int, partition: int) -> bool:
+        """Whether that partition can be unpacked here and now."""
+        here = self.worker_for.get(partition) == self.local_address
+        usable = self.run_id == run_id and not self.closed and self._exception is None
+        return here and usable and self.transferred and not self._keeping
+
+    def unpack(self, partition: int) -> pd.DataFrame:
+        with self._capture_metrics("foreground"), context_meter.meter("p2p-get-output-noncpu"):
+            return self._get_output_partition(partition, None)
+
     def _get_output_partition(self, partition_id: int, key: Any, **kwargs: Any) -> pd.DataFrame:
         slot = self.slot_here[partition_id]
-        self._make_room(slot)
-        blocks = [self.blocks[block] for block in sorted(self.blocks)]
-        return unpack(blocks, slot, self.spec.meta)
+        with self._unpacking:
+            stack = self._with_room(slot)
+            in_memory = stack.total and not self.spilled.size
+            if self._columns is None and in_memory and self._has_room(int(stack.nbytes.max())):
+                self._columns = stack.unpack_all(self.executor.map)
+                self.blocks.clear()
+        return stack.unpack(slot) if self._columns is None else stack.frame(self._columns[slot])
 
-    def _make_room(self, slot: int) -> None:
-        """Put shares on disk while the next output would not fit beside them."""
-        rows = sum(int(b.starts[-1]) for b in self.blocks.values()) or 1
-        wanted = sum(int(b.starts[slot + 1] - b.starts[slot]) for b in self.blocks.values())
-        total = sum(b.nbytes for b in self.blocks.values())
-        for block, share in sorted(self.blocks.items()):
-            if self._has_room(total * wanted // rows):
-                return
-            if share.nbytes > share.starts.nbytes:
-                self.blocks[block] = self.spilled.put(share)
-                self.bytes_memory -= share.nbytes
-                pa.default_memory_pool().release_unused()
+    def _with_room(self, slot: int) -> Stack:
+        """All shares; some put on disk while the next output would not fit beside them."""
+        stack = self._all_shares()
+        wanted = stack.size(slot)
+        if self._columns is not None or self._has_room(wanted):
+            return stack
+        del stack
+        self._stack = None
+        for block in sorted(self.blocks):
+            before = self.blocks[block].nbytes
+            self.blocks[block] = self.spilled.put(self.blocks[block])
+            freed = before - self.blocks[block].nbytes
+            self.bytes_memory -= freed
+            if freed and self._has_room(wanted):
+                break
+        return self._all_shares()
+
+    def _all_shares(self) -> Stack:
+        if self._stack is None:
+            self._stack = Stack([self.blocks[block] for block in sorted(self.blocks)], self.spec.meta)
+        return self._stack
 
     def _get_assigned_worker(self, id: int) -> str:
         return self.worker_for[id]
@@ -406,6 +515,7 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
     async def close(self) -> None:
         await super().close()
         self.blocks.clear()
+        self._stack = self._columns = None
         self.bytes_memory = 0
 
     def validate_data(self, data: Any) -> None:
@@ -421,12 +531,6 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
 
     def deserialize(self, buffer: Any) -> Any:  # of Dask's memory buffer, which is not used
         raise RuntimeError(buffer)
-
-
-def copy(buffer: np.ndarray) -> np.ndarray:
-    out = empty(len(buffer), buffer.dtype)
-    out[:] = buffer
-    return out
 
 
 @dataclass(frozen=True)

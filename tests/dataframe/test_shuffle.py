@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from test_repartition import CASES, KEYS
 
 from chash_partition import Layout
-from chash_partition.dataframe.shuffle import PlacedShuffleSpec, Slots, SpillFile, split, unpack
+from chash_partition.dataframe.shuffle import PlacedShuffleSpec, Slots, SpillFile, Stack, split
 
 NODES = ["a", "b", "c", "d"]
 LAYOUT = Layout.create("k", 64, NODES)
@@ -71,11 +71,14 @@ def travelled(
     sent = pickle.loads(pickle.dumps(shares, protocol=5))
     if spilled is not None:
         sent = [{worker: spilled.put(share) for worker, share in block.items()} for block in sent]
-    return {
-        partition: unpack([block[worker] for block in sent if worker in block], slot, blocks[0].iloc[:0])
-        for worker, partitions in slots.local.items()
-        for slot, partition in enumerate(partitions)
-    }
+    got = {}
+    for worker, partitions in slots.local.items():
+        stack = Stack([block[worker] for block in sent if worker in block], blocks[0].iloc[:0])
+        got |= {partition: stack.unpack(slot) for slot, partition in enumerate(partitions)}
+        if stack.total:  # all at once, which is done in memory only
+            for partition, columns in zip(partitions, stack.unpack_all(map), strict=True):
+                pd.testing.assert_frame_equal(stack.frame(columns), got[partition])
+    return got
 
 
 def cut(frame: pd.DataFrame, edges: list[int]) -> list[pd.DataFrame]:
