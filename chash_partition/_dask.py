@@ -31,7 +31,6 @@ try:
     )
     from dask.dataframe.dask_expr._groupby import GroupByBase, Median
     from dask.dataframe.dask_expr._merge import BlockwiseMerge, DropDuplicatesBlockwise, Merge, SemiMerge
-    from dask.dataframe.dask_expr._shuffle import Shuffle
     from dask.dataframe.dask_expr.io.io import FromGraph
     from dask.dataframe.multi import merge_chunk
     from distributed.active_memory_manager import (
@@ -94,7 +93,6 @@ __all__ = [
     "Reschedule",
     "ResourceLimiter",
     "SemiMerge",
-    "Shuffle",
     "ShuffleClosedError",
     "ShuffleId",
     "ShuffleRun",

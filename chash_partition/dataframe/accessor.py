@@ -19,7 +19,7 @@ from chash_partition._dask import Partitions, new_collection
 from chash_partition.cluster import live
 from chash_partition.dataframe.expressions import Claim, PersistedFrame, Pin, persisted
 from chash_partition.dataframe.knowledge import Known, known, labels
-from chash_partition.dataframe.repartition import key_columns, place
+from chash_partition.dataframe.repartition import key_columns, place, way_of
 from chash_partition.hashing import hash_key, hash_keys
 from chash_partition.layout import Layout
 from chash_partition.planner import RebalancePlan, plan_rebalance
@@ -358,7 +358,8 @@ class ChashAccessor:
             hash_keys(right._meta[list(mates)])
             client = live.active_client()
             addresses = live.worker_addresses(client) if client is not None else {}
-            right = place(right, mates, layout.rename(mates), client is not None, addresses)
+            way = way_of("auto", client is not None)
+            right = place(right, mates, layout.rename(mates), way, addresses)
         return self._df.merge(
             right, how=how, left_on=lefts, right_on=rights, suffixes=suffixes, indicator=indicator
         )

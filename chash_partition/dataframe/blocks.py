@@ -1,38 +1,61 @@
-"""What the task engine does to a block: tag its rows with their partitions, and undo it."""
+"""The engine of tasks: one split of each block, on any Dask scheduler.
+
+A block is split once, into the shares of some groups of partitions; a group's shares of all blocks
+are stacked; each partition is unpacked from the stack of its group. So there are blocks times
+groups tasks in between, not blocks times partitions.
+"""
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 
+import dask.config
 import pandas as pd
 
-from chash_partition.hashing import hash_keys, partition_ids
+from chash_partition.dataframe.shuffle import BlockShare, Slots, SpillFile, Stack, check_block, split
 
-# Dask's task shuffle takes a column of this name for ready-made partition numbers.
-PARTITION = "_partitions"
+GROUPS = 32
 
-
-def tag(block: pd.DataFrame, on: Sequence[Hashable], npartitions: int, seed: int) -> pd.DataFrame:
-    """The block with a column of partition numbers, its own columns labelled by position.
-
-    Any labels may be used, even such as no engine can carry, and none can clash with ours.
-    """
-    ids = partition_ids(hash_keys(block[list(on)], seed=seed), npartitions)
-    out = block.copy(deep=False)
-    out.columns = pd.Index([f"c{i}" for i in range(block.shape[1])], dtype=object)
-    out[PARTITION] = ids
-    return out
+_files: weakref.WeakValueDictionary[str, SpillFile] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
 
 
-def untag(block: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:
-    """The block as it was before `tag`."""
-    out = block.drop(columns=PARTITION, errors="ignore")
-    for i, dtype in enumerate(meta.dtypes):
-        # Blocks with other categories were joined as their values.
-        if isinstance(dtype, pd.CategoricalDtype) and not isinstance(out.dtypes.iloc[i], pd.CategoricalDtype):
-            out[out.columns[i]] = out.iloc[:, i].astype(pd.CategoricalDtype(ordered=dtype.ordered))
-    out.columns = meta.columns
-    if meta.index.dtype == object and meta.index.nlevels == 1:
-        out.index = out.index.astype(object)  # some of its values may be of one kind
-    out.index.names = meta.index.names
-    return out
+def groups_of(partitions: Sequence[int]) -> list[list[int]]:
+    """The partitions, next to each other, in as many groups as there are or `GROUPS`."""
+    n = min(len(partitions), GROUPS)
+    edges = [i * len(partitions) // n for i in range(n + 1)]
+    return [list(partitions[a:b]) for a, b in pairwise(edges)]
+
+
+def slots_of(groups: list[list[int]], npartitions: int) -> Slots:
+    return Slots.of({p: str(group) for group, members in enumerate(groups) for p in members}, npartitions)
+
+
+def split_block(
+    block: pd.DataFrame,
+    meta: pd.DataFrame,
+    on: Sequence[Hashable],
+    seed: int,
+    slots: Slots,
+    file: str | None,
+) -> dict[str, BlockShare]:
+    """Each group's share of a block; on disk, in the file of that name in this process, if one is given."""
+    check_block(block, meta)
+    shares = split(block, on, seed, slots)
+    if file is None:
+        return shares
+    with _lock:
+        spill = _files.get(file) or SpillFile(dask.config.get("temporary-directory", None))
+        _files[file] = spill
+    return {group: spill.put(share) for group, share in shares.items()}
+
+
+def share_of(shares: dict[str, BlockShare], group: str) -> BlockShare | None:
+    return shares.get(group)
+
+
+def stack(meta: pd.DataFrame, *shares: BlockShare | None) -> Stack:
+    return Stack([share for share in shares if share is not None], meta)

@@ -94,6 +94,9 @@ class Field:
         self.alike = all(carrier == carriers[0] for carrier in carriers[1:])
         self.nbytes = sum(buffer.nbytes for block in buffers for buffer in block)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Field, (self.carriers, self.buffers)  # addresses mean nothing elsewhere
+
     @functools.cached_property
     def addresses(self) -> list[np.ndarray] | None:
         """For each buffer, int64 (blocks,): where each block's starts. None if some are in a file.

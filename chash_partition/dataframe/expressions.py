@@ -37,7 +37,6 @@ from chash_partition._dask import (
     PartitionsFiltered,
     Projection,
     SemiMerge,
-    Shuffle,
     ShuffleId,
     Task,
     TaskRef,
@@ -46,9 +45,9 @@ from chash_partition._dask import (
     merge_chunk,
     p2p_barrier,
 )
-from chash_partition.dataframe.blocks import PARTITION, tag, untag
+from chash_partition.dataframe.blocks import groups_of, share_of, slots_of, split_block, stack
 from chash_partition.dataframe.knowledge import Known, known, known_of_merge, labels, sides_of
-from chash_partition.dataframe.shuffle import PlacedShuffleSpec, transfer, unpack
+from chash_partition.dataframe.shuffle import PlacedShuffleSpec, Stack, transfer, unpack
 from chash_partition.layout import Layout
 
 Label = Hashable
@@ -233,8 +232,7 @@ class Place(Ours):
         layout = self.layout
         if self.engine == "p2p":
             return P2PPlace(self.frame, self.on, layout, self.addresses)
-        tagged = Tag(self.frame, self.on, layout.npartitions, layout.seed)
-        return Untag(Shuffle(tagged, PARTITION, layout.npartitions, False, self.engine), self._meta)
+        return TaskPlace(self.frame, self.on, layout, self.engine == "disk")
 
 
 def _rowwise(predicate: Expr, frame: Expr) -> bool:
@@ -246,32 +244,8 @@ def _rowwise(predicate: Expr, frame: Expr) -> bool:
     return isinstance(predicate, Elemwise) and all(_rowwise(e, frame) for e in predicate.dependencies())
 
 
-class Tag(Ours, Blockwise):
-    """Adds each row's partition, under labels that any engine can carry."""
-
-    _parameters = ["frame", "on", "npartitions_out", "seed"]
-    operation = staticmethod(tag)
-
-    def _divisions(self) -> tuple[None, ...]:
-        return (None,) * (self.frame.npartitions + 1)
-
-
-class Untag(Ours, Blockwise):
-    """Undoes `Tag`."""
-
-    _parameters = ["frame", "meta"]
-    operation = staticmethod(untag)
-
-    @functools.cached_property
-    def _meta(self) -> pd.DataFrame:
-        return self.meta
-
-
-class P2PPlace(Ours, PartitionsFiltered):
-    """Rows into partitions by our run in Dask's P2P machinery, each output landing on its owner."""
-
-    _parameters = ["frame", "on", "layout", "addresses", "_partitions"]
-    _defaults = {"_partitions": None}
+class Placing(Ours, PartitionsFiltered):
+    """The steps of one engine; of some partitions only, where no more are wanted."""
 
     @functools.cached_property
     def _meta(self) -> pd.DataFrame:
@@ -280,8 +254,55 @@ class P2PPlace(Ours, PartitionsFiltered):
     def _divisions(self) -> tuple[None, ...]:
         return (None,) * (self.layout.npartitions + 1)
 
+    @property
+    def _funcname(self) -> str:
+        return "chash-unpack"  # by its tasks' names on the dashboard
+
+    @property
+    def _token(self) -> str:
+        return self._name.split("-")[-1]
+
+
+class TaskPlace(Placing):
+    """Rows into partitions by tasks alone; see `blocks`."""
+
+    _parameters = ["frame", "on", "layout", "disk", "_partitions"]
+    _defaults = {"_partitions": None}
+
     def _layer(self) -> dict[Any, Any]:
-        token = self._name.split("-")[-1]
+        token, blocks, meta = self._token, range(self.frame.npartitions), self._meta
+        groups = groups_of(list(self._partitions))
+        slots = f"chash-slots-{token}"
+        layer: dict[Any, Any] = {slots: Task(slots, slots_of, groups, self.layout.npartitions)}
+        file = token if self.disk else None
+        for i in blocks:
+            name = (f"chash-split-{token}", i)
+            block = TaskRef((self.frame._name, i))
+            layer[name] = Task(
+                name, split_block, block, meta, self.on, self.layout.seed, TaskRef(slots), file
+            )
+        number = 0
+        for group, members in enumerate(groups):
+            shares = [(f"chash-share-{token}", i, group) for i in blocks]
+            for i, share in zip(blocks, shares, strict=True):
+                layer[share] = Task(share, share_of, TaskRef((f"chash-split-{token}", i)), str(group))
+            whole = (f"chash-stack-{token}", group)
+            layer[whole] = Task(whole, stack, meta, *map(TaskRef, shares))
+            for slot in range(len(members)):
+                out = (self._name, number)
+                layer[out] = Task(out, Stack.unpack, TaskRef(whole), slot)
+                number += 1
+        return layer
+
+
+class P2PPlace(Placing):
+    """Rows into partitions by our run in Dask's P2P machinery, each output landing on its owner."""
+
+    _parameters = ["frame", "on", "layout", "addresses", "_partitions"]
+    _defaults = {"_partitions": None}
+
+    def _layer(self) -> dict[Any, Any]:
+        token = self._token
         spec = PlacedShuffleSpec(
             id=ShuffleId(token),
             disk=True,

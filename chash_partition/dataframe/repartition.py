@@ -61,8 +61,9 @@ def chash_repartition(
         Of the key hash and the ring, ``0 <= seed < 2**64``.
     engine : {"auto", "p2p", "tasks"}
         How rows travel. ``"p2p"``: our shuffle run in Dask's P2P machinery, each partition landing
-        directly on its owner; needs a distributed client. ``"tasks"``: Dask's task shuffle, or on a single
-        machine without a client its disk shuffle. ``"auto"``: p2p where a client is active.
+        directly on its owner; needs a distributed client. ``"tasks"``: plain tasks, in memory, on any
+        scheduler. ``"auto"``: p2p where a client is active; else tasks, whose shares wait on disk
+        unless the Dask config says ``dataframe.shuffle.method: tasks``.
 
     Returns
     -------
@@ -117,8 +118,8 @@ def chash_repartition(
             "engine='p2p' needs a distributed client: make one with distributed.Client(), "
             "or use engine='tasks'"
         )
-    p2p = engine == "p2p" or (engine == "auto" and client is not None)
-    asked = client is not None and (p2p or (nodes is None and layout is None))
+    way = way_of(engine, client is not None)
+    asked = client is not None and (way == "p2p" or (nodes is None and layout is None))
     addresses = worker_addresses(client) if client is not None and asked else {}
     if layout is None:
         if nodes is None:
@@ -151,23 +152,31 @@ def chash_repartition(
                 f"on={list(layout.on)}, or, if these columns hold the same keys, "
                 f"layout=layout.rename({list(columns)!r})"
             )
-    return place(df, columns, layout, p2p, addresses)
+    return place(df, columns, layout, way, addresses)
+
+
+def way_of(engine: Engine, cluster: bool) -> Literal["p2p", "tasks", "disk"]:
+    """How rows travel; resolved here, as the scheduler that lowers a graph has no client."""
+    if engine != "auto":
+        return engine
+    if cluster:
+        return "p2p"
+    return "tasks" if get_default_shuffle_method() == "tasks" else "disk"
 
 
 def place(
-    df: dd.DataFrame, columns: tuple[Hashable, ...], layout: Layout, p2p: bool, addresses: dict[str, str]
+    df: dd.DataFrame,
+    columns: tuple[Hashable, ...],
+    layout: Layout,
+    way: Literal["p2p", "tasks", "disk"],
+    addresses: dict[str, str],
 ) -> dd.DataFrame:
     """The placed frame; the arguments are known to be good."""
-    if p2p:
-        engine = "p2p"
-    else:
-        method = get_default_shuffle_method()
-        engine = method if method in ("tasks", "disk") else "tasks"
     nodes = set(layout.nodes)
-    known_addresses = (
-        tuple(sorted((name, a) for name, a in addresses.items() if name in nodes)) if p2p else ()
+    known_addresses = tuple(sorted((name, a) for name, a in addresses.items() if name in nodes))
+    return new_collection(
+        Claim(Place(df.expr, columns, layout, way, known_addresses if way == "p2p" else ()))
     )
-    return new_collection(Claim(Place(df.expr, columns, layout, engine, known_addresses)))
 
 
 def key_columns(df: dd.DataFrame, on: Hashable | list[Hashable]) -> tuple[Hashable, ...]:

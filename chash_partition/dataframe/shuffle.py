@@ -91,8 +91,8 @@ class Shares:
 class SpillFile:
     """One file without a name, appended to by any thread; closed with the last array in it."""
 
-    def __init__(self, directory: str):
-        self.directory = directory
+    def __init__(self, directory: str | None):
+        self.directory = directory or tempfile.gettempdir()
         self.size = 0
         self._lock = threading.Lock()
         self._file: Any = None
@@ -159,6 +159,10 @@ class FileArray:
     def __len__(self) -> int:
         return self.length
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Elsewhere it is an array in memory."""
+        return np.asarray, (self[:],)
+
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(self.length)
         out = np.empty(max(0, stop - start), self.dtype)
@@ -199,6 +203,19 @@ class Slots:
 
     def __len__(self) -> int:
         return sum(map(len, self.local.values()))
+
+
+def check_block(block: Any, meta: pd.DataFrame) -> None:
+    """Raise `ValueError` if a block does not have the columns that the frame says."""
+    fits = isinstance(block, pd.DataFrame) and block.columns.equals(meta.columns)
+    if fits and block.index.nlevels == meta.index.nlevels:
+        return
+    raise ValueError(
+        f"a block to repartition has the columns {list(getattr(block, 'columns', []))} and "
+        f"{getattr(getattr(block, 'index', None), 'nlevels', 0)} index levels, but the frame says "
+        f"{list(meta.columns)} and {meta.index.nlevels}: its meta does not fit its data; "
+        "give the right meta= where the frame is made"
+    )
 
 
 def split(
@@ -252,6 +269,9 @@ class Stack:
         ]
         self.nbytes = np.array([field.nbytes for field in self.fields], np.int64)
         self.total = sum(map(len, blocks))
+
+    def __sizeof__(self) -> int:
+        return int(self.nbytes.sum())
 
     def size(self, slot: int) -> int:
         """About the bytes of a partition."""
@@ -519,12 +539,7 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
         self.bytes_memory = 0
 
     def validate_data(self, data: Any) -> None:
-        if not isinstance(data, pd.DataFrame) or not data.columns.equals(self.spec.meta.columns):
-            raise ValueError(
-                f"a block to repartition has the columns {list(getattr(data, 'columns', []))}, "
-                f"but the frame says {list(self.spec.meta.columns)}: its meta does not fit its data; "
-                "give the right meta= where the frame is made"
-            )
+        check_block(data, self.spec.meta)
 
     def read(self, path: Any) -> Any:  # of Dask's disk buffer, which is not used
         raise RuntimeError(path)

@@ -24,4 +24,4 @@ def engine(request: pytest.FixtureRequest) -> Iterator[str]:
         yield method
     else:
         with dask.config.set({"scheduler": "sync", "dataframe.shuffle.method": method}):
-            yield "tasks"
+            yield "auto" if method == "disk" else method

@@ -129,9 +129,10 @@ def assert_placed(blocks: list[pd.DataFrame], layout: Layout, on: Iterable[Hasha
         assert set(layout.partition_of(block[list(layout.on)]).tolist()) <= {i}
 
 
+TRAVELS = ("Shuffle", "P2P", "TaskPlace", "BroadcastJoin")
+
+
 def shuffles(frame: Any) -> list[str]:
     """The class of each step in which rows travel, in the optimised expression."""
     nodes = {node._name: type(node).__name__ for node in frame.optimize(fuse=False).expr.walk()}
-    return sorted(
-        name for name in nodes.values() if any(word in name for word in ("Shuffle", "P2P", "BroadcastJoin"))
-    )
+    return sorted(name for name in nodes.values() if any(word in name for word in TRAVELS))

@@ -1,36 +1,66 @@
-"""A block is tagged with the partition of each row, and is the same again afterwards."""
+"""Blocks are split once, into the shares of groups of partitions."""
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pandas as pd
 import pytest
-from frames import assert_unchanged
+from frames import assert_unchanged, split
 from test_repartition import CASES
 
-from chash_partition import Layout
-from chash_partition.dataframe.blocks import PARTITION, tag, untag
+from chash_partition import Layout, chash_repartition
+from chash_partition.dataframe.blocks import GROUPS, groups_of, share_of, slots_of, split_block, stack
 
 
+@pytest.mark.parametrize("npartitions", [1, 2, 31, 32, 33, 100, 1000])
+def test_groups_are_few_and_hold_each_partition_once(npartitions: int) -> None:
+    groups = groups_of(range(npartitions))
+    assert [p for group in groups for p in group] == list(range(npartitions))
+    assert len(groups) == min(npartitions, GROUPS)
+    assert max(map(len, groups)) - min(map(len, groups)) <= 1
+
+
+@pytest.mark.parametrize("file", [None, "a file"])
 @pytest.mark.parametrize("kind", CASES)
-def test_untag_undoes_tag(kind: str) -> None:
+def test_what_is_split_is_stacked_again(
+    kind: str, file: str | None, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     on, case = CASES[kind]
     on = on if isinstance(on, list) else [on]
     block = case()[1]
-    before = block.copy()
-    tagged = tag(block, on, 7, 5)
-    expected = Layout.create(on, 7, ["a"], seed=5).partition_of(block)
-    assert tagged[PARTITION].tolist() == expected.tolist()
-    assert_unchanged(untag(tagged, block.iloc[:0]), before)
+    before, meta = block.copy(), block.iloc[:0]
+    groups = groups_of(range(100))
+    with dask.config.set({"temporary-directory": str(tmp_path)}):
+        shares = split_block(block, meta, on, 5, slots_of(groups, 100), file)
+        # A file is read where its shares are sent on to another process.
+        shares = [shares, pickle.loads(pickle.dumps(shares))][len(block) % 2]
+    expected = Layout.create(on, 100, ["a"], seed=5).partition_of(block)
+    for number, members in enumerate(groups):
+        whole = stack(meta, share_of(shares, str(number)), None)
+        for slot, partition in enumerate(pickle.loads(pickle.dumps(members))):
+            assert_unchanged(whole.unpack(slot), block[expected == partition])
     assert_unchanged(block, before)
-    # An engine may have taken the column away already.
-    assert_unchanged(untag(tagged.drop(columns=PARTITION), block.iloc[:0]), before)
+    assert not list(tmp_path.iterdir())
+    del shares, whole
 
 
 def test_a_value_that_cannot_be_a_key_is_named() -> None:
     values: Any = np.empty(3, dtype=object)
     values[:] = ["a", 1, {"not": "a key"}]
+    frame = pd.DataFrame({"k": values})
     with pytest.raises(TypeError, match=r"'k'.*row 2"):
-        tag(pd.DataFrame({"k": values}), ["k"], 4, 0)
+        split_block(frame, frame.iloc[:0], ["k"], 0, slots_of(groups_of(range(4)), 4), None)
+
+
+@pytest.mark.parametrize("scheduler", ["sync", "threads", "processes"])
+@pytest.mark.parametrize("engine", ["tasks", "auto"])
+def test_any_scheduler_will_do(scheduler: str, engine: str) -> None:
+    frame = pd.DataFrame({"k": np.arange(400) % 37, "s": np.arange(400).astype(str)})
+    placed = split(frame, 5).pipe(chash_repartition, "k", npartitions=70, nodes=["a", "b"], engine=engine)
+    found = placed.compute(scheduler=scheduler).sort_index()
+    pd.testing.assert_frame_equal(found, split(frame).compute())

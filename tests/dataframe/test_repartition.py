@@ -349,7 +349,7 @@ def test_defaults_without_a_cluster(local: None) -> None:
     assert placed.npartitions == placed.chash.layout.npartitions == 16
     assert len(placed.chash.layout.nodes) == 1
     assert split(sample(), 20).pipe(chash_repartition, "k").npartitions == 20
-    assert shuffles(placed) == ["TaskShuffle"]
+    assert shuffles(placed) == ["TaskPlace"]
 
 
 def test_defaults_on_a_cluster(client: Client) -> None:
@@ -461,7 +461,7 @@ def test_reads_only_the_columns_in_use(local: None) -> None:
 def _filters_first(frame: Any) -> bool:
     """Whether rows are filtered before they travel: the shuffle is above the filter."""
     expr = frame.optimize(fuse=False).expr
-    (shuffle,) = (node for node in expr.walk() if type(node).__name__ == "TaskShuffle")
+    (shuffle,) = (node for node in expr.walk() if type(node).__name__ == "TaskPlace")
     return any(type(node).__name__ == "Filter" for node in shuffle.walk()) and not any(
         type(node).__name__ == "Filter" and any(shuffle._name == below._name for below in node.walk())
         for node in expr.walk()
