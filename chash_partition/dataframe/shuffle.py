@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -88,6 +89,13 @@ class Shares:
     blocks: list[tuple[int, BlockShare]]
 
 
+class SpillError(P2POutOfDiskError):
+    """A disk takes no more of a shuffle. Dask's own error has a fixed text."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class SpillFile:
     """One file without a name, appended to by any thread; closed with the last array in it."""
 
@@ -102,22 +110,24 @@ class SpillFile:
 
         Raises
         ------
-        P2POutOfDiskError
-            If the disk is full. What is in the file already stays readable.
+        SpillError
+            If the disk is full, or fails. What is in the file already stays readable.
         """
         try:
             with self._lock:
                 if self._file is None:
                     self._file = tempfile.TemporaryFile(dir=self.directory, prefix="chash-")  # noqa: SIM115
                 buffers = [[self._append(buffer) for buffer in field] for field in share.buffers]
+            return BlockShare(share.carriers, share.starts, buffers)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise P2POutOfDiskError(
-                f"no space left in {self.directory} for a shuffle that does not fit into memory: give the "
-                "workers more memory, or set `temporary-directory` in the Dask config to a larger disk"
-            ) from error
-        return BlockShare(share.carriers, share.starts, buffers)
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            reason = "no space left" if full else f"cannot write ({error.strerror})"
+        # Outside of the handler: the traceback of the other error would keep the file open.
+        raise SpillError(
+            f"{reason} in {self.directory} on {socket.gethostname()} for a shuffle that does not fit into "
+            "memory: give the workers more memory, or set `temporary-directory` in the Dask config to a "
+            "larger disk"
+        )
 
     def _append(self, buffer: Any) -> FileArray:
         if isinstance(buffer, FileArray):
@@ -398,6 +408,8 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
         self.spilled = SpillFile(worker.local_directory)
         self.bytes_memory = self.bytes_read = 0
         self._keeping: set[asyncio.Task[None]] = set()
+        # For tasks to raise: Dask's barrier would take an OSError for a lost connection.
+        self._failure: Exception | None = None
         self._stack: Stack | None = None
         self._columns: list[list[Any]] | None = None
         self._unpacking = threading.Lock()
@@ -416,6 +428,7 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
 
     async def _write_to_comm(self, data: dict[str, tuple[int, BlockShare]]) -> None:
         self.raise_if_closed()
+        self._raise_if_failed()
         own = data.pop(self.local_address, None)
         if own is not None:
             block, share = own
@@ -425,9 +438,13 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
     async def send(self, address: str, shards: list[tuple[int, BlockShare]]) -> Any:
         async def attempt() -> Any:
             self.raise_if_closed()
-            return await self.rpc(address).shuffle_receive(
-                data=to_serialize(Shares(shards)), shuffle_id=self.id, run_id=self.run_id
-            )
+            try:
+                return await self.rpc(address).shuffle_receive(
+                    data=to_serialize(Shares(shards)), shuffle_id=self.id, run_id=self.run_id
+                )
+            except P2POutOfDiskError as error:  # an OSError, but there is no use in another attempt
+                self._failure = error
+                return {"status": "OK"}
 
         answer = await retry(
             attempt, count=self.RETRY_COUNT, delay_min=self.RETRY_DELAY_MIN, delay_max=self.RETRY_DELAY_MAX
@@ -439,9 +456,14 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
 
     # Receive
 
+    def _raise_if_failed(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
     async def _receive(self, data: Shares) -> None:
-        self.raise_if_closed()
         for block, share in data.blocks:
+            self.raise_if_closed()
+            self._raise_if_failed()
             if block in self.received:  # sent again after a lost connection
                 continue
             # A list of our own: in one process this is the sender's object, who empties his.
@@ -461,7 +483,7 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
                 # Arrow's pool keeps what is freed, and Dask pauses a worker by what it has in all.
                 pa.default_memory_pool().release_unused()
         except Exception as error:
-            self._exception = error
+            self._failure = error
             raise
         self.bytes_memory += share.nbytes
         self.blocks[block] = share
@@ -473,14 +495,15 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
 
     async def flush_receive(self) -> None:
         self.raise_if_closed()
-        await asyncio.gather(*self._keeping)
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+        self._raise_if_failed()
 
     # Unpack
 
     def is_ready(self, run_id: int, partition: int) -> bool:
         """Whether that partition can be unpacked here and now."""
         here = self.worker_for.get(partition) == self.local_address
-        usable = self.run_id == run_id and not self.closed and self._exception is None
+        usable = self.run_id == run_id and not self.closed and not (self._exception or self._failure)
         return here and usable and self.transferred and not self._keeping
 
     def unpack(self, partition: int) -> pd.DataFrame:
@@ -490,12 +513,14 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
     def _get_output_partition(self, partition_id: int, key: Any, **kwargs: Any) -> pd.DataFrame:
         slot = self.slot_here[partition_id]
         with self._unpacking:
+            self.raise_if_closed()  # after which there is nothing left
             stack = self._with_room(slot)
             in_memory = stack.total and not self.spilled.size
             if self._columns is None and in_memory and self._has_room(int(stack.nbytes.max())):
                 self._columns = stack.unpack_all(self.executor.map)
                 self.blocks.clear()
-        return stack.unpack(slot) if self._columns is None else stack.frame(self._columns[slot])
+            columns = self._columns
+        return stack.unpack(slot) if columns is None else stack.frame(columns[slot])
 
     def _with_room(self, slot: int) -> Stack:
         """All shares; some put on disk while the next output would not fit beside them."""
@@ -534,9 +559,16 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
 
     async def close(self) -> None:
         await super().close()
-        self.blocks.clear()
-        self._stack = self._columns = None
-        self.bytes_memory = 0
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+        await asyncio.to_thread(self._let_go)
+
+    def _let_go(self) -> None:
+        """Of all that takes memory or disk: the run itself stays until its cycles are found."""
+        with self._unpacking:
+            self.blocks.clear()
+            self._stack = self._columns = self._failure = None
+            self.spilled = SpillFile(self.spilled.directory)
+            self.bytes_memory = 0
 
     def validate_data(self, data: Any) -> None:
         check_block(data, self.spec.meta)
