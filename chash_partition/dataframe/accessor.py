@@ -18,8 +18,9 @@ from distributed import Client, wait
 from chash_partition._dask import Partitions, new_collection
 from chash_partition.cluster import live
 from chash_partition.dataframe.expressions import Claim, PersistedFrame, Pin, persisted
+from chash_partition.dataframe.keys import key_columns, keys_of
 from chash_partition.dataframe.knowledge import Known, known, labels
-from chash_partition.dataframe.repartition import key_columns, place, way_of
+from chash_partition.dataframe.repartition import place, way_of
 from chash_partition.hashing import hash_key, hash_keys
 from chash_partition.layout import Layout
 from chash_partition.planner import RebalancePlan, plan_rebalance
@@ -355,9 +356,9 @@ class ChashAccessor:
         there = known(right.expr)
         if there is None or there.on != mates or not there.layout.same_partitions(layout):
             key_columns(right, list(mates))
-            hash_keys(right._meta[list(mates)])
+            hash_keys(keys_of(right._meta, mates))
             client = live.active_client()
-            addresses = live.worker_addresses(client) if client is not None else {}
+            addresses = live.known_addresses(client)
             way = way_of("auto", client is not None)
             right = place(right, mates, layout.rename(mates), way, addresses)
         return self._df.merge(
@@ -394,8 +395,9 @@ class ChashAccessor:
         """
         facts = self._known
         partition = facts.layout.partition_of_key(key)
+        columns = keys_of(self._df._meta, facts.on)
         for column, value in zip(facts.on, key if isinstance(key, tuple) else (key,), strict=True):
-            _check_kind(column, self._df._meta[column].dtype, value)
+            _check_kind(column, columns[column].dtype, value)
         one = new_collection(Partitions(self._df.expr, [partition]))
         return one.map_partitions(
             _rows_of, list(facts.on), key, facts.layout.seed, meta=self._df._meta
@@ -403,7 +405,7 @@ class ChashAccessor:
 
 
 def _rows_of(block: pd.DataFrame, on: list[Hashable], key: Any, seed: int) -> pd.DataFrame:
-    return block[hash_keys(block[on], seed=seed) == np.uint64(hash_key(key, seed))]
+    return block[hash_keys(keys_of(block, on), seed=seed) == np.uint64(hash_key(key, seed))]
 
 
 def _check_kind(column: Hashable, dtype: Any, value: Any) -> None:

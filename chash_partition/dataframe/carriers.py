@@ -381,8 +381,18 @@ def join(field: Field, rows: Rows) -> Any:
         return field.carriers[0].join(field, rows)
     parts = [field.carriers[block].join(field, rows.alone(i)) for i, block in enumerate(rows.blocks)]
     if all(isinstance(part, pd.Categorical) for part in parts):
-        return union_categoricals(parts, ignore_order=True)
+        return union_categoricals(_of_one_dtype(parts), ignore_order=True)
     return pd.concat([pd.Series(part) for part in parts], ignore_index=True).array
+
+
+def _of_one_dtype(parts: list[pd.Categorical]) -> list[pd.Categorical]:
+    """With categories of one dtype. A block of nulls alone has none, and those of any dtype."""
+    kinds = {part.categories.dtype for part in parts if len(part.categories)}
+    kind = kinds.pop() if len(kinds) == 1 else object
+    return [
+        pd.Categorical.from_codes(part.codes, part.categories.astype(kind), ordered=part.ordered)
+        for part in parts
+    ]
 
 
 def columnwise(*buffers: Buffers) -> list[Buffers]:

@@ -46,7 +46,7 @@ from chash_partition._dask import (
     p2p_barrier,
 )
 from chash_partition.dataframe.blocks import groups_of, share_of, slots_of, split_block, stack
-from chash_partition.dataframe.knowledge import Known, known, known_of_merge, labels, sides_of
+from chash_partition.dataframe.knowledge import Known, by_columns, known, known_of_merge, labels, sides_of
 from chash_partition.dataframe.shuffle import PlacedShuffleSpec, Stack, transfer, unpack
 from chash_partition.layout import Layout
 
@@ -98,7 +98,7 @@ class Claim(Ours):
         return Claim(climbed) if _is_frame(climbed) else climbed
 
     def _under_groupby(self, parent: Expr) -> Expr:
-        facts = known(self.frame)
+        facts = by_columns(self.frame)
         if facts is None or not self._groups_meet(parent, facts):
             return Claim(Told(_one_list_of_categories(parent).substitute(self, self.frame)))
         grouped = parent.substitute(self, Told(self.frame, facts.on))

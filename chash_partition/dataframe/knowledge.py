@@ -40,7 +40,8 @@ class Known:
 
     Attributes
     ----------
-    on : the key columns as this frame names them, in the order of `layout.on`
+    on : the key columns as this frame names them, in the order of `layout.on`; a level of the index
+        is known by its name too, but no group-by or merge is spared its shuffle by that
     layout : the layout
     persisted : where the partitions are in memory, if the frame comes from a persisted one
     """
@@ -48,9 +49,6 @@ class Known:
     on: tuple[Hashable, ...]
     layout: Layout
     persisted: PersistedFrame | None = None
-
-    def renamed(self, name: Callable[[Hashable], Hashable]) -> Known:
-        return replace(self, on=tuple(map(name, self.on)))
 
     def spares(self, columns: object) -> bool:
         """Whether changing these columns leaves the key alone."""
@@ -69,18 +67,33 @@ def known(expr: Expr) -> Known | None:
     Known or None
     """
     own = known_of_merge if type(expr) in (Merge, SemiMerge) else getattr(type(expr), "_known", None)
-    if own is not None:
-        facts = own(expr)
-    else:
-        rule = RULES.get(type(expr))
-        below = known(expr.frame) if rule is not None else None
-        facts = rule(expr, below) if rule is not None and below is not None else None
+    facts = own(expr) if own is not None else _by_rule(expr)
     if facts is None or expr.ndim != 2:
         return None
-    columns = list(expr.columns)
-    if any(columns.count(name) != 1 for name in facts.on):
+    columns, levels = list(expr.columns), list(expr._meta.index.names)
+    found = [columns.count(name) or levels.count(name) for name in facts.on]
+    return facts if all(n == 1 for n in found) else None
+
+
+def _by_rule(expr: Expr) -> Known | None:
+    rule = RULES.get(type(expr))
+    below = known(expr.frame) if rule is not None else None
+    facts = rule(expr, below) if rule is not None and below is not None else None
+    if below is None or facts is None:
         return None
-    return facts
+    # A column by the name of a level of the index that is a key would be taken for the key.
+    return None if any(name in expr.columns for name in _levels(expr.frame, below)) else facts
+
+
+def _levels(expr: Expr, facts: Known) -> set[Hashable]:
+    """The keys that are levels of the index."""
+    return {name for name in facts.on if name not in expr.columns}
+
+
+def by_columns(expr: Expr) -> Known | None:
+    """What is known of `expr` if its key is columns alone."""
+    facts = known(expr)
+    return facts if facts is not None and not _levels(expr, facts) else None
 
 
 def labels(columns: Any) -> list[Hashable]:
@@ -90,7 +103,7 @@ def labels(columns: Any) -> list[Hashable]:
 
 def sides_of(merge: Merge) -> tuple[Known, Known] | None:
     """What is known of both sides, if that lets partition i join partition i."""
-    left, right = known(merge.left), known(merge.right)
+    left, right = by_columns(merge.left), by_columns(merge.right)
     if left is None or right is None or not left.layout.same_partitions(right.layout):
         return None
     if left.layout.npartitions == 1 or len(left.on) != len(right.on):
@@ -151,16 +164,21 @@ def _astype(expr: AsType, below: Known) -> Known | None:
 def _rename(expr: RenameFrame, below: Known) -> Known | None:
     columns = expr.operand("columns")
     if isinstance(columns, Mapping):
-        return below.renamed(lambda name: columns.get(name, name))
-    return below.renamed(columns) if callable(columns) else None
+        return _renamed(expr, below, lambda name: columns.get(name, name))
+    return _renamed(expr, below, columns) if callable(columns) else None
 
 
 def _prefix(expr: AddPrefix, below: Known) -> Known | None:
-    return below.renamed(lambda name: f"{expr.prefix}{name}")
+    return _renamed(expr, below, lambda name: f"{expr.prefix}{name}")
 
 
 def _suffix(expr: AddSuffix, below: Known) -> Known | None:
-    return below.renamed(lambda name: f"{name}{expr.suffix}")
+    return _renamed(expr, below, lambda name: f"{name}{expr.suffix}")
+
+
+def _renamed(expr: Expr, below: Known, name: Callable[[Hashable], Hashable]) -> Known:
+    levels = _levels(expr.frame, below)
+    return replace(below, on=tuple(key if key in levels else name(key) for key in below.on))
 
 
 # Exact types: a subclass may do something else.

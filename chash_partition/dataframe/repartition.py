@@ -9,8 +9,9 @@ import dask.dataframe as dd
 from dask.utils import get_default_shuffle_method
 
 from chash_partition._dask import new_collection
-from chash_partition.cluster.live import active_client, worker_addresses
+from chash_partition.cluster.live import active_client, known_addresses, worker_count
 from chash_partition.dataframe.expressions import Claim, Place
+from chash_partition.dataframe.keys import key_columns, keys_of
 from chash_partition.hashing import hash_keys
 from chash_partition.layout import Layout
 
@@ -43,13 +44,13 @@ def chash_repartition(
     df : dask.dataframe.DataFrame
         Any columns; labels must be unique.
     on : label or list of labels
-        The key columns. Null keys are keys like any other, in partition 0.
+        The key columns, or names of index levels. Null keys are keys like any other, in partition 0.
     npartitions : int, optional
         Number of partitions P, which scaling never changes. Default: the larger of
         ``df.npartitions`` and 16 per node.
     nodes : iterable of names, or mapping of name to weight, optional
         Who owns partitions. Default: the workers of the active cluster by name, each with
-        weight 1; without a cluster, one node.
+        weight 1; without a cluster, or with an asynchronous client, one node.
     layout : Layout, optional
         Share this layout, e.g. ``other.chash.layout``, instead of making one: frames of one
         layout merge without a shuffle and move together. Excludes the arguments that make one.
@@ -76,7 +77,7 @@ def chash_repartition(
     TypeError
         If `df` is not a Dask DataFrame, or a key column has a dtype that has no key hash.
     ValueError
-        If a key column is missing or a column label is not unique, if the arguments that make
+        If a key column is missing or ambiguous, or a column label is not unique, if the arguments that make
         a layout are out of range, or if `layout` is keyed by other columns.
 
     Examples
@@ -109,7 +110,7 @@ def chash_repartition(
             f"on takes labels of columns, not the columns themselves: on={getattr(on, 'name', None)!r}"
         )
     columns = key_columns(df, on)
-    hash_keys(df._meta[list(columns)])  # of no rows: raises for a dtype that has no key hash
+    hash_keys(keys_of(df._meta, columns))  # of no rows: raises for a dtype that has no key hash
     if engine not in ("auto", "p2p", "tasks"):
         raise ValueError(f"engine must be 'auto', 'p2p' or 'tasks', not {engine!r}")
     client = active_client()
@@ -120,10 +121,12 @@ def chash_repartition(
         )
     way = way_of(engine, client is not None)
     asked = client is not None and (way == "p2p" or (nodes is None and layout is None))
-    addresses = worker_addresses(client) if client is not None and asked else {}
+    addresses = known_addresses(client) if asked else {}
     if layout is None:
         if nodes is None:
-            nodes = sorted(addresses) if client is not None else [LOCAL]
+            # Without nodes that are workers, partitions are spread over all workers.
+            askable = client is not None and not client.asynchronous
+            nodes = sorted(addresses) if askable else [LOCAL]
             if not nodes:
                 raise ValueError(
                     "the cluster has no workers yet: call client.wait_for_workers(n) first, or pass nodes="
@@ -131,7 +134,8 @@ def chash_repartition(
         elif not isinstance(nodes, Mapping):
             nodes = list(nodes)
         if npartitions is None:
-            npartitions = max(df.npartitions, PARTITIONS_PER_NODE * len(nodes))
+            workers = worker_count(client) if client is not None and client.asynchronous else 1
+            npartitions = max(df.npartitions, PARTITIONS_PER_NODE * max(workers, len(nodes)))
         layout = Layout.create(
             list(columns), npartitions, nodes, placement=placement, vnodes=vnodes, seed=seed
         )
@@ -177,29 +181,3 @@ def place(
     return new_collection(
         Claim(Place(df.expr, columns, layout, way, known_addresses if way == "p2p" else ()))
     )
-
-
-def key_columns(df: dd.DataFrame, on: Hashable | list[Hashable]) -> tuple[Hashable, ...]:
-    """The key columns as a tuple, each known to be one column of the frame."""
-    labels = list(df.columns)
-    if isinstance(on, tuple) and on in labels:
-        columns: tuple[Hashable, ...] = (on,)
-    else:
-        columns = tuple(on) if isinstance(on, (list, tuple)) else (on,)
-    if not columns:
-        raise ValueError("on= names no key column; give one, e.g. on='user_id'")
-    for column in columns:
-        if column not in labels:
-            raise ValueError(
-                f"key column {column!r} is not a column of the frame (columns: {labels}); "
-                "a key in the index becomes a column with df.reset_index()"
-            )
-        if columns.count(column) > 1:
-            raise ValueError(f"key column {column!r} is given twice in on={list(columns)}")
-    twice = sorted({repr(label) for label in labels if labels.count(label) > 1})
-    if twice:
-        raise ValueError(
-            f"column label {', '.join(twice)} is not unique: give each column a label of its own, "
-            "e.g. with df.columns = [...]"
-        )
-    return columns

@@ -46,6 +46,7 @@ from chash_partition._dask import (
 )
 from chash_partition.dataframe.arena import Arena
 from chash_partition.dataframe.carriers import Carrier, Field, Lot, Order, Rows, carrier_of, join
+from chash_partition.dataframe.keys import keys_of, levels_of
 from chash_partition.dataframe.scatter import kernels
 from chash_partition.hashing import hash_keys
 from chash_partition.layout import Layout
@@ -182,8 +183,8 @@ class FileArray:
 
 def fields_of(block: pd.DataFrame) -> Iterator[pd.Series]:
     """Index levels, then columns, by position: labels may be anything."""
-    for level in range(block.index.nlevels):
-        yield pd.Series(block.index.get_level_values(level), copy=False)
+    for level in levels_of(block):
+        yield pd.Series(level, copy=False)
     for _, column in block.items():
         yield column
 
@@ -235,7 +236,7 @@ def split(
 
     The columns of the share that stays `here` are let go one by one, so each has its own memory.
     """
-    hashes = hash_keys(block[list(on)], seed=seed)
+    hashes = hash_keys(keys_of(block, on), seed=seed)
     slot, counts = np.empty(len(block), np.int32), np.zeros(len(slots) + 1, np.int64)
     kernels().slots(hashes, len(slots.of_partition), slots.of_partition, slot, counts)
     del hashes

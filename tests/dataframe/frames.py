@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from chash_partition import Layout
+from chash_partition.dataframe.keys import keys_of
 
 
 def sample(rows: int = 120, keys: int = 23, seed: int = 0) -> pd.DataFrame:
@@ -126,7 +127,7 @@ def assert_placed(blocks: list[pd.DataFrame], layout: Layout, on: Iterable[Hasha
     if on is not None:
         layout = layout.rename(list(on))
     for i, block in enumerate(blocks):
-        assert set(layout.partition_of(block[list(layout.on)]).tolist()) <= {i}
+        assert set(layout.partition_of(keys_of(block, layout.on)).tolist()) <= {i}
 
 
 TRAVELS = ("Shuffle", "P2P", "TaskPlace", "BroadcastJoin")

@@ -15,6 +15,7 @@ from test_repartition import CASES
 
 from chash_partition import Layout, chash_repartition
 from chash_partition.dataframe.blocks import GROUPS, groups_of, share_of, slots_of, split_block, stack
+from chash_partition.dataframe.keys import keys_of
 
 
 @pytest.mark.parametrize("npartitions", [1, 2, 31, 32, 33, 100, 1000])
@@ -39,7 +40,7 @@ def test_what_is_split_is_stacked_again(
         shares = split_block(block, meta, on, 5, slots_of(groups, 100), file)
         # A file is read where its shares are sent on to another process.
         shares = [shares, pickle.loads(pickle.dumps(shares))][len(block) % 2]
-    expected = Layout.create(on, 100, ["a"], seed=5).partition_of(block)
+    expected = Layout.create(on, 100, ["a"], seed=5).partition_of(keys_of(block, on))
     for number, members in enumerate(groups):
         whole = stack(meta, share_of(shares, str(number)), None)
         for slot, partition in enumerate(pickle.loads(pickle.dumps(members))):

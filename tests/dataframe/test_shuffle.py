@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from test_repartition import CASES, KEYS
 
 from chash_partition import Layout
+from chash_partition.dataframe.keys import keys_of
 from chash_partition.dataframe.shuffle import PlacedShuffleSpec, Slots, SpillFile, Stack, split
 
 NODES = ["a", "b", "c", "d"]
@@ -99,7 +100,7 @@ def test_columns_of_any_type_travel(kind: str, to_disk: bool, tmp_path: Any) -> 
     blocks = cut(frame, [0, 1, 9, 9, 13, len(frame)])
     spilled = SpillFile(str(tmp_path)) if to_disk else None
     got = travelled(blocks, on, dict(enumerate(["x", "y", "z", "x"] * 16)), spilled)
-    here = Layout.create(on, LAYOUT.npartitions, NODES).partition_of(frame)
+    here = Layout.create(on, LAYOUT.npartitions, NODES).partition_of(keys_of(frame, on))
     for partition, block in got.items():
         expected = frame[here == partition]
         assert_unchanged(block, expected)

@@ -1,0 +1,183 @@
+"""Columns of every kind travel, in any frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from frames import assert_unchanged
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+from test_shuffle import NODES, travelled
+
+from chash_partition import Layout
+from chash_partition.dataframe.shuffle import SpillFile
+
+# A strategy for a value, and what makes a column of a list of them. Each block gets a column of its
+# own, so blocks may differ in their categories, and in what pandas might infer.
+Column = tuple[Any, Callable[[list[Any]], Any]]
+INTS, TEXT = st.integers(-(2**31), 2**31 - 1), st.text(st.characters(codec="utf-8"), max_size=30)
+DAYS = st.integers(-(10**5), 10**5)
+
+
+def maybe(values: Any) -> Any:
+    return st.one_of(st.none(), values)
+
+
+def plain(dtype: Any) -> Callable[[list[Any]], Any]:
+    return lambda values: pd.array(values, dtype=dtype)
+
+
+def numpy(dtype: str) -> Callable[[list[Any]], Any]:
+    return lambda values: np.array(values, dtype=dtype)
+
+
+def objects(values: list[Any]) -> Any:
+    out = np.empty(len(values), dtype=object)
+    out[:] = values
+    return pd.Series(out, dtype=object).array
+
+
+def arrow(kind: pa.DataType) -> Callable[[list[Any]], Any]:
+    return lambda values: pd.arrays.ArrowExtensionArray(pa.array(values, kind))
+
+
+def sliced(kind: pa.DataType) -> Callable[[list[Any]], Any]:
+    """An array that starts inside its buffers, in two chunks."""
+
+    def make(values: list[Any]) -> Any:
+        whole = pa.array([None, *values, None], kind).slice(1, len(values))
+        half = len(values) // 2
+        return pd.arrays.ArrowExtensionArray(pa.chunked_array([whole[:half], whole[half:]], kind))
+
+    return make
+
+
+COLUMNS: dict[str, Column] = {
+    **{f"int{8 * n}": (st.integers(-100, 100), numpy(f"i{n}")) for n in (1, 2, 4, 8)},
+    **{f"uint{8 * n}": (st.integers(0, 200), numpy(f"u{n}")) for n in (1, 2, 4, 8)},
+    **{f"float{8 * n}": (st.floats(width=8 * n), numpy(f"f{n}")) for n in (2, 4, 8)},
+    "longdouble": (st.floats(), numpy("longdouble")),
+    "bool": (st.booleans(), numpy("bool")),
+    "complex64": (st.complex_numbers(width=64), numpy("c8")),
+    "complex128": (st.complex_numbers(), numpy("c16")),
+    **{f"datetime64[{unit}]": (DAYS, numpy(f"M8[{unit}]")) for unit in ("s", "ms", "us", "ns")},
+    "timedelta64[ns]": (DAYS, numpy("m8[ns]")),
+    "zone": (
+        DAYS,
+        lambda v: pd.DatetimeIndex(np.array(v, "M8[s]")).tz_localize("UTC").tz_convert("Asia/Tokyo"),
+    ),
+    "Int64": (maybe(INTS), plain("Int64")),
+    "UInt8": (maybe(st.integers(0, 255)), plain("UInt8")),
+    "Float32": (maybe(st.floats(width=32, allow_nan=False)), plain("Float32")),
+    "boolean": (maybe(st.booleans()), plain("boolean")),
+    "str": (maybe(TEXT), plain("str")),
+    "string[pyarrow]": (maybe(TEXT), plain("string[pyarrow]")),
+    "string[python]": (maybe(TEXT), plain("string[python]")),
+    "string": (maybe(TEXT), arrow(pa.string())),
+    "large_string": (maybe(TEXT), sliced(pa.large_string())),
+    "binary": (maybe(st.binary(max_size=9)), sliced(pa.binary())),
+    "fixed binary": (maybe(st.binary(min_size=16, max_size=16)), arrow(pa.binary(16))),
+    "odd binary": (maybe(st.binary(min_size=3, max_size=3)), arrow(pa.binary(3))),
+    "int16[pyarrow]": (maybe(st.integers(-9, 9)), sliced(pa.int16())),
+    "bool[pyarrow]": (maybe(st.booleans()), sliced(pa.bool_())),
+    "date32": (maybe(DAYS), arrow(pa.date32())),
+    "timestamp[us, UTC]": (maybe(DAYS), arrow(pa.timestamp("us", "UTC"))),
+    "time64": (maybe(st.integers(0, 86_399)), arrow(pa.time64("us"))),
+    "decimal": (maybe(st.decimals(-99, 99, places=2)), arrow(pa.decimal128(9, 2))),
+    "wide decimal": (maybe(st.decimals(-99, 99, places=2)), arrow(pa.decimal256(50, 2))),
+    "null": (st.none(), arrow(pa.null())),
+    "list": (maybe(st.lists(st.integers(0, 9), max_size=3)), arrow(pa.list_(pa.int8()))),
+    "struct": (maybe(st.fixed_dictionaries({"a": INTS})), arrow(pa.struct({"a": pa.int64()}))),
+    "dictionary": (maybe(st.sampled_from("abc")), arrow(pa.dictionary(pa.int8(), pa.string()))),
+    "category": (maybe(st.sampled_from("abc")), lambda v: pd.Categorical(v, categories=["c", "b", "a"])),
+    "categories of each block": (maybe(TEXT), lambda v: pd.Categorical(pd.array(v, dtype="str"))),
+    "ordered": (maybe(st.integers(0, 3)), lambda v: pd.Categorical(v, categories=range(4), ordered=True)),
+    "period": (DAYS, lambda v: pd.PeriodIndex(np.array(v, "M8[D]").astype("M8[ns]"), freq="D")),
+    "interval": (DAYS, lambda v: pd.arrays.IntervalArray.from_arrays(v, [x + 1 for x in v])),
+    "sparse": (st.sampled_from([0.0, 0.0, 1.0]), lambda v: pd.arrays.SparseArray(v, fill_value=0.0)),
+    "mixed": (st.one_of(INTS, TEXT, st.none(), st.binary(max_size=3), st.booleans()), objects),
+    "nested": (st.one_of(st.lists(INTS, max_size=2), st.dictionaries(TEXT, INTS, max_size=1)), objects),
+    "arrays": (st.lists(INTS, max_size=2).map(np.array), objects),
+    "decimals": (st.decimals(allow_nan=False, places=3), objects),
+}
+
+EDGES = st.lists(st.integers(0, 30), max_size=4).map(lambda cuts: [0, *sorted(cuts), 30])
+
+
+@st.composite
+def frames(draw: Any) -> list[pd.DataFrame]:
+    """Blocks of one frame: some columns of any kind beside the key, their labels perhaps alike."""
+    kinds = draw(st.lists(st.sampled_from(sorted(COLUMNS)), max_size=5))
+    values = [draw(st.lists(COLUMNS[kind][0], min_size=30, max_size=30)) for kind in kinds]
+    labels = draw(
+        st.lists(st.sampled_from(["a", "b", 0, None, ("t", 1)]), min_size=len(kinds), max_size=len(kinds))
+    )
+    levels = draw(st.integers(0, min(2, len(kinds))))
+    keys = np.array(draw(st.lists(st.integers(-5, 5), min_size=30, max_size=30)), dtype=np.int64)
+    blocks = []
+    for start, stop in pairwise(draw(EDGES)):
+        columns = [COLUMNS[kind][1](v[start:stop]) for kind, v in zip(kinds, values, strict=True)]
+        block = pd.DataFrame({"k": keys[start:stop]} | dict(enumerate(columns[levels:])))
+        block.columns = pd.Index(["k", *labels[levels:]], dtype=object, tupleize_cols=False)
+        if levels:
+            index = [pd.Index(c, dtype=c.dtype) for c in columns[:levels]]
+            try:
+                block.index = index[0] if levels == 1 else pd.MultiIndex.from_arrays(index)
+            except (TypeError, ValueError, pa.ArrowNotImplementedError):
+                reject()  # values that cannot be hashed make no levels
+            block.index.names = labels[:levels]
+        blocks.append(block)
+    return blocks
+
+
+def test_categories_of_blocks_without_values_have_any_dtype() -> None:
+    nulls = [pd.Categorical([None] * 9, categories=pd.Index([], dtype=kind)) for kind in (object, "M8[ns]")]
+    for values in (["a", "b", None], [1, 2, None], [pd.Timestamp(0), None, None]):
+        parts = [*nulls, pd.Categorical(values * 3), pd.Categorical(values[:1] * 9)]
+        blocks = [pd.DataFrame({"k": range(9), "c": part}) for part in parts]
+        for partition in travelled(blocks, ["k"], dict.fromkeys(range(64), "x")).values():
+            assert set(partition["c"].dropna()) <= set(values)
+            assert partition["c"].notna().sum() == sum(
+                b["c"][b["k"].isin(partition["k"])].notna().sum() for b in blocks
+            )
+
+
+def check(blocks: list[pd.DataFrame], to_disk: bool, directory: str) -> None:
+    spilled = SpillFile(directory) if to_disk else None
+    got = travelled(blocks, ["k"], {p: "xyz"[p % 3] for p in range(64)}, spilled)
+    layout = Layout.create("k", 64, NODES)
+    for partition, block in got.items():
+        parts = [b[layout.partition_of(b["k"]) == partition] for b in blocks]
+        parts = [part for part in parts if len(part)]
+        if not parts:
+            assert not len(block)
+            continue
+        at = 0
+        for part in parts:  # in the order of the blocks, and of their rows
+            assert_unchanged(block.iloc[at : at + len(part)], part)
+            at += len(part)
+        assert at == len(block)
+
+
+CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@settings(suppress_health_check=CHECKS, max_examples=150)
+@given(blocks=frames(), to_disk=st.booleans())
+def test_any_frame_travels(blocks: list[pd.DataFrame], to_disk: bool, tmp_path: Any) -> None:
+    check(blocks, to_disk, str(tmp_path))
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@settings(suppress_health_check=CHECKS, max_examples=3000)
+@given(blocks=frames(), to_disk=st.booleans())
+def test_any_frame_travels_long(blocks: list[pd.DataFrame], to_disk: bool, tmp_path: Any) -> None:
+    check(blocks, to_disk, str(tmp_path))
