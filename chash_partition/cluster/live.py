@@ -6,7 +6,9 @@ import time
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pkgutil import resolve_name
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import dask.config
 from dask.utils import format_bytes, parse_timedelta
@@ -17,6 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from chash_partition.cluster.plugin import NAME, ChashPlugin
 from chash_partition.layout import Layout
 from chash_partition.planner import RebalancePlan
+
+PROBE = "chash_partition:__version__"
+SCHEDULER = "the scheduler"
+# Who is known to have this package: addresses of workers, and the scheduler.
+_able: WeakKeyDictionary[Client, set[str]] = WeakKeyDictionary()
 
 # How often the client asks how far a move is, in seconds.
 POLL = 0.05
@@ -50,25 +57,58 @@ def _ask(client: Client, operation: str, **arguments: Any) -> Any:
 
 
 def worker_addresses(client: Client) -> dict[str, str]:
-    """Address of each worker, by name as a str."""
-    if client.asynchronous:
-        raise ValueError(
-            "the workers of an asynchronous client cannot be asked for here: use a synchronous client, "
-            "or pass nodes= and engine='tasks'"
-        )
+    """Address of each worker, by name as a str. All are known to have this package."""
     workers = _ask(client, "identity", n_workers=-1)["workers"]
+    _require_package(client, {address: worker["name"] for address, worker in workers.items()})
     return {str(worker["name"]): address for address, worker in workers.items()}
+
+
+def known_addresses(client: Client | None) -> dict[str, str]:
+    """As `worker_addresses`; none without a client, or if it is asynchronous: it cannot be asked here."""
+    return {} if client is None or client.asynchronous else worker_addresses(client)
+
+
+def worker_count(client: Client) -> int:
+    """How many workers there were when this client last heard of it. Asks nobody."""
+    return int(client.scheduler_info()["n_workers"])
+
+
+def _require_package(client: Client, names: dict[str, Any]) -> None:
+    """Raise if the scheduler, or a worker at these addresses, cannot import this package.
+
+    Otherwise each would fail in the middle of the work, with an error of pickle's. A process is
+    asked once, in words that it knows without the package.
+    """
+    able = _able.setdefault(client, set())
+    if SCHEDULER not in able:
+        try:
+            client.run_on_scheduler(resolve_name, PROBE)
+        except OSError:
+            raise
+        except Exception as error:
+            raise _missing("the scheduler", error) from error
+        able.add(SCHEDULER)
+    if new := sorted(names.keys() - able):
+        answers = client.run(resolve_name, PROBE, workers=new, on_error="return")
+        # A lost connection says nothing about the package.
+        unable = {a: e for a, e in answers.items() if isinstance(e, Exception) and not isinstance(e, OSError)}
+        if unable:
+            who = ", ".join(f"{names[address]} ({address})" for address in sorted(unable))
+            raise _missing(f"worker {who}", next(iter(unable.values())))
+        able.update(address for address, answer in answers.items() if isinstance(answer, str))
+
+
+def _missing(who: str, error: Exception) -> RuntimeError:
+    return RuntimeError(
+        f"{who} cannot import chash_partition ({error}): install the same version there as on the client, "
+        "and start it again"
+    )
 
 
 def _ensure_plugin(client: Client) -> None:
     check(client)
-    try:
-        client.register_plugin(ChashPlugin(), name=NAME)
-    except ImportError as error:
-        raise RuntimeError(
-            f"the scheduler cannot import chash_partition ({error}): install the same version there "
-            "as on the client, and restart the scheduler"
-        ) from error
+    _require_package(client, {})
+    client.register_plugin(ChashPlugin(), name=NAME)
 
 
 def _without_labels(layout: Layout) -> str:

@@ -297,16 +297,13 @@ def test_a_frame_whose_client_is_closed(five):
 
 
 @pytest.mark.timeout(60)
-def test_an_asynchronous_client_is_refused(five):
-    with Client(five):
-        lazy = placed(rows(400), engine="tasks")
-
+def test_what_needs_a_synchronous_client_says_so(five):
     async def use():
         async with Client(five.scheduler_address, asynchronous=True):
-            with pytest.raises(ValueError, match="synchronous client"):
-                placed(rows(400), nodes=None)
-            with pytest.raises(RuntimeError, match="synchronous"):
-                lazy.chash.persist()
+            lazy = placed(rows(400))
+            for act in (lazy.chash.persist, lazy.chash.plan):
+                with pytest.raises(RuntimeError, match="second, synchronous"):
+                    act()
 
     asyncio.run(use())
 
@@ -332,7 +329,9 @@ def test_a_scheduler_without_the_package():
     ) as scheduler:
         try:
             with Client(scheduler.stdout.readline().strip()):
-                df = placed(rows(40), nodes=["0"])
+                with pytest.raises(RuntimeError, match="the scheduler cannot import chash_partition"):
+                    placed(rows(40), nodes=["0"])
+                df = placed(rows(40), nodes=["0"], engine="tasks")
                 with pytest.raises(RuntimeError, match="the scheduler cannot import chash_partition"):
                     df.chash.persist()
         finally:
