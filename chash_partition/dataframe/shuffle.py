@@ -103,6 +103,7 @@ class SpillFile:
     def __init__(self, directory: str | None):
         self.directory = directory or tempfile.gettempdir()
         self.size = 0
+        self.freed = False
         self._lock = threading.Lock()
         self._file: Any = None
 
@@ -123,7 +124,6 @@ class SpillFile:
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             reason = "no space left" if full else f"cannot write ({error.strerror})"
-        # Outside of the handler: the traceback of the other error would keep the file open.
         raise SpillError(
             f"{reason} in {self.directory} on {socket.gethostname()} for a shuffle that does not fit into "
             "memory: give the workers more memory, or set `temporary-directory` in the Dask config to a "
@@ -146,8 +146,16 @@ class SpillFile:
         while view:
             n = os.preadv(self._file.fileno(), [view], at)
             if not n:
-                raise OSError(errno.EIO, f"the spill file in {self.directory} ends at {at}")
+                ended = f"the spill file in {self.directory} ends at {at}"
+                raise ShuffleClosedError(ended) if self.freed else OSError(errno.EIO, ended)
             view, at = view[n:], at + n
+
+    def free(self) -> None:
+        """Give the disk back now: tracebacks and cycles may refer to the file for long."""
+        with self._lock:
+            self.freed = True
+            if self._file is not None:
+                self._file.truncate(0)
 
     def __del__(self) -> None:
         if self._file is not None:
@@ -568,7 +576,7 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
         with self._unpacking:
             self.blocks.clear()
             self._stack = self._columns = self._failure = None
-            self.spilled = SpillFile(self.spilled.directory)
+            self.spilled.free()
             self.bytes_memory = 0
 
     def validate_data(self, data: Any) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,8 +32,13 @@ TIMEOUT = 120
 SETTINGS = {
     # Otherwise a worker goes on trying to reach a dead one for half a minute.
     "distributed.comm.timeouts.connect": "3s",
+    # A cluster gives up a worker that happens to be dead this long after an earlier death.
+    "distributed.deploy.lost-worker-timeout": "1h",
+    "distributed.p2p.comm.retry.count": 100,
     "distributed.p2p.comm.retry.delay.min": "5ms",
     "distributed.p2p.comm.retry.delay.max": "50ms",
+    # Each share of a block is sent by itself.
+    "distributed.p2p.comm.message-bytes-limit": "1 B",
 }
 # No worker has room in memory, so all that comes to it goes into its file.
 ON_DISK = {
@@ -71,6 +79,12 @@ def frame(seed: int = 0, blocks: int = BLOCKS, rows: int = 250) -> tuple[dd.Data
     return lazy, pd.concat([block(i, seed, rows) for i in range(blocks)])
 
 
+def plain(expected: pd.DataFrame, blocks: int = BLOCKS) -> dd.DataFrame:
+    """A lazy frame of these rows, which needs nothing of ours to be computed."""
+    with dask.config.set({"dataframe.convert-string": False}):
+        return dd.from_pandas(expected, npartitions=blocks, sort=False)
+
+
 def placed(lazy: dd.DataFrame, on: str = "k", npartitions: int = PARTITIONS) -> dd.DataFrame:
     return lazy.pipe(chash_repartition, on=on, npartitions=npartitions, engine="p2p")
 
@@ -104,10 +118,10 @@ def traces(client: Client) -> dict[str, Any]:
         ]
         for fd in Path("/proc/self/fd").iterdir():
             try:
-                target = os.readlink(fd)
+                target, size = os.readlink(fd), fd.stat().st_size
             except FileNotFoundError:
                 continue
-            if target.startswith(here) and target.endswith("(deleted)"):
+            if target.startswith(here) and target.endswith("(deleted)") and size:
                 found.append(target)
         return found
 
@@ -172,6 +186,128 @@ def processes(client: Client) -> dict[str, int]:
     return client.run(os.getpid)
 
 
-def stop_all(pids: list[int], sign: signal.Signals = signal.SIGSTOP) -> None:
-    for pid in pids:
-        os.kill(pid, sign)
+def workers(client: Client) -> dict[str, str]:
+    """Address of each worker, by name."""
+    return {str(info["name"]): address for address, info in client.scheduler_info()["workers"].items()}
+
+
+@contextmanager
+def held(
+    cluster: LocalCluster, client: Client, phase: str, rng: random.Random
+) -> Iterator[Callable[[], list[str]]]:
+    """A shuffle started within the block stays in the phase until its end: a worker stands still.
+
+    Yields what waits for that moment, and returns the addresses of the workers that go on.
+    """
+    pids = processes(client)
+    still = rng.choice(sorted(pids))
+    pid = pids.pop(still)
+
+    def stop() -> None:
+        os.kill(pid, signal.SIGSTOP)
+
+    with at(cluster, phase, nth_of(phase, rng), stop) as trigger:
+
+        def reached() -> list[str]:
+            assert trigger.happened.wait(TIMEOUT)
+            return list(pids)
+
+        try:
+            yield reached
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+def start_cutting(client: Client, seed: int) -> None:
+    """From now on each worker's connections to others break at random, while something is sent."""
+
+    async def start(dask_worker: Any) -> None:
+        rng = random.Random(f"{dask_worker.name} {seed}")
+        dask_worker.cuts = 0
+
+        async def cut() -> None:
+            while True:
+                await asyncio.sleep(rng.expovariate(1000))
+                for address, comms in dask_worker.rpc.occupied.items():
+                    for comm in list(comms):
+                        if address != dask_worker.scheduler.address and rng.random() < 0.5:
+                            comm.abort()
+                            dask_worker.cuts += 1
+
+        dask_worker.cutting = asyncio.create_task(cut())
+
+    client.run(start)
+
+
+def stop_cutting(client: Client) -> int:
+    """How often a connection was cut."""
+
+    async def stop(dask_worker: Any) -> int:
+        dask_worker.cutting.cancel()
+        return dask_worker.cuts
+
+    return sum(client.run(stop).values())
+
+
+class Processes:
+    """A cluster of processes that are started one by one, from the command line."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.file = directory / "scheduler.json"
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def _start(self, what: str, package: bool, *arguments: str, wrapped: tuple[str, ...] = ()) -> None:
+        without = "import sys; sys.modules['chash_partition'] = None; "  # as if it were not installed
+        code = f"from distributed.cli.dask_{what} import main; main()"
+        command = [*wrapped, sys.executable, "-c", code if package else without + code]
+        log = (self.directory / f"{what}-{len(self.started)}.log").open("wb")
+        with log:
+            self.started.append(
+                subprocess.Popen(
+                    [*command, "--scheduler-file", str(self.file), *arguments],
+                    stdout=log,
+                    stderr=log,
+                    env=os.environ | ENVIRONMENT,
+                )
+            )
+
+    def scheduler(self, package: bool = True) -> None:
+        self._start("scheduler", package, "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
+
+    def worker(self, name: str, package: bool = True, disk: str | None = None) -> None:
+        """One with this package or without, on a disk of its own of this size, or the common one."""
+        local = self.directory / name
+        local.mkdir()
+        wrapped: tuple[str, ...] = ()
+        if disk is not None:
+            unshare = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
+            mount = f'mount -t tmpfs -o size={disk} none {local} && exec "$@"'
+            wrapped = (*unshare, "sh", "-c", mount, "sh")
+        self._start(
+            "worker",
+            package,
+            *("--name", name, "--nthreads", "1", "--no-nanny", "--no-dashboard"),
+            *("--memory-limit", "4GiB", "--local-directory", str(local)),
+            wrapped=wrapped,
+        )
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for process in self.started:
+            process.kill()
+        for process in self.started:
+            process.wait()
+
+
+# What comes to a worker of these goes into its file, and nothing else does.
+ENVIRONMENT = {
+    "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "3s",
+    "DASK_DISTRIBUTED__P2P__STORAGE__BUFFER": "1 B",
+    "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "1e-6",
+    "DASK_DISTRIBUTED__WORKER__MEMORY__SPILL": "False",
+    "DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "False",
+    "DASK_DISTRIBUTED__WORKER__MEMORY__MAX_SPILL": "1 B",
+}
