@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import random
+import re
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import dask.config
 import dask.dataframe as dd
 import pandas as pd
 import pytest
-from distributed import Client, LocalCluster, futures_of, wait
+from distributed import Client, LocalCluster, wait
 from distributed.shuffle._exceptions import P2POutOfDiskError
 from faults import (
     ON_DISK,
@@ -188,7 +189,7 @@ def test_the_same_again(client: Client) -> None:
         assert_no_trace(client)
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", ["transfer", "unpack"])
 @pytest.mark.parametrize("how", ["cancel", "release", "close"])
 def test_given_up_half_way(mortals: LocalCluster, client: Client, phase: str, how: str) -> None:
     lazy, expected = frame(0)
@@ -292,17 +293,15 @@ def full_disk(started: Processes, lefts: Iterable[int]) -> list[bool]:
         for left in lefts:
             fill(client, "small", left)
             before = disk_used(client, "small")
-            result = placed(plain(expected)).chash.persist()
-            wait(result, TIMEOUT)
-            fits.append(all(future.status == "finished" for future in futures_of(result)))
-            if fits[-1]:
-                assert_right(client, result, expected)
+            try:
+                rows = placed(plain(expected)).compute()
+            except P2POutOfDiskError as error:
+                message = str(error)
             else:
-                with pytest.raises(P2POutOfDiskError, match=NO_SPACE) as error:
-                    result.compute()
-                assert str(started.directory / "small") in str(error.value)
-                del error
-            del result
+                assert_unchanged(rows, expected)
+                message = ""
+            fits.append(not message)
+            assert fits[-1] or re.search(f"^no space left in {started.directory}/small/.*{REMEDY}", message)
             assert_no_trace(client)
             assert disk_used(client, "small") == before
         result = placed(plain(expected.iloc[:100])).chash.persist()
@@ -310,7 +309,7 @@ def full_disk(started: Processes, lefts: Iterable[int]) -> list[bool]:
     return fits
 
 
-NO_SPACE = "no space left in .* give the workers more memory, or set `temporary-directory`"
+REMEDY = "give the workers more memory, or set `temporary-directory`"
 
 
 def test_a_disk_is_full(started: Processes) -> None:
@@ -319,7 +318,7 @@ def test_a_disk_is_full(started: Processes) -> None:
 
 @pytest.mark.long
 def test_a_disk_is_full_at_any_moment(started: Processes) -> None:
-    fits = full_disk(started, range(0, 2**20, 2**14))
+    fits = full_disk(started, range(0, 2**20, 2**15))
     assert fits == sorted(fits)
     assert len({*fits}) == 2
 
