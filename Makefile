@@ -21,6 +21,7 @@ test: .venv/.installed  ## run the tests
 	$(BIN)/python -m pytest
 
 test-long: .venv/.installed  ## run the tests and the long campaigns
+	$(BIN)/python -m pip install --quiet -e '.[bench]'
 	$(BIN)/python -m pytest -m '' --timeout 3600
 
 lint: .venv/.installed  ## check style and types
