@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import dask.config
 from dask.utils import format_bytes, parse_timedelta
@@ -20,10 +20,12 @@ from chash_partition.cluster.plugin import NAME, ChashPlugin
 from chash_partition.layout import Layout
 from chash_partition.planner import RebalancePlan
 
+# Importing it tells whether a process has this package.
 PROBE = "chash_partition:__version__"
-SCHEDULER = "the scheduler"
-# Who is known to have this package: addresses of workers, and the scheduler.
-_able: WeakKeyDictionary[Client, set[str]] = WeakKeyDictionary()
+# In seconds.
+ANSWER_TIMEOUT = 5
+# Schedulers by id, and addresses of their workers, that were asked.
+_asked: set[tuple[str, str]] = set()
 
 # How often the client asks how far a move is, in seconds.
 POLL = 0.05
@@ -58,9 +60,10 @@ def _ask(client: Client, operation: str, **arguments: Any) -> Any:
 
 def worker_addresses(client: Client) -> dict[str, str]:
     """Address of each worker, by name as a str. All are known to have this package."""
-    workers = _ask(client, "identity", n_workers=-1)["workers"]
-    _require_package(client, {address: worker["name"] for address, worker in workers.items()})
-    return {str(worker["name"]): address for address, worker in workers.items()}
+    cluster = _ask(client, "identity", n_workers=-1)
+    addresses = {str(worker["name"]): address for address, worker in cluster["workers"].items()}
+    _require_package(client, cluster["id"], addresses)
+    return addresses
 
 
 def known_addresses(client: Client | None) -> dict[str, str]:
@@ -73,29 +76,30 @@ def worker_count(client: Client) -> int:
     return int(client.scheduler_info()["n_workers"])
 
 
-def _require_package(client: Client, names: dict[str, Any]) -> None:
-    """Raise if the scheduler, or a worker at these addresses, cannot import this package.
+def _require_package(client: Client, scheduler: str, addresses: dict[str, str]) -> None:
+    """Raise if the scheduler or a worker cannot import this package.
 
     Otherwise each would fail in the middle of the work, with an error of pickle's. A process is
     asked once, in words that it knows without the package.
     """
-    able = _able.setdefault(client, set())
-    if SCHEDULER not in able:
+    if (scheduler, "") not in _asked:
         try:
             client.run_on_scheduler(resolve_name, PROBE)
-        except OSError:
-            raise
-        except Exception as error:
+        except ImportError as error:
             raise _missing("the scheduler", error) from error
-        able.add(SCHEDULER)
-    if new := sorted(names.keys() - able):
-        answers = client.run(resolve_name, PROBE, workers=new, on_error="return")
-        # A lost connection says nothing about the package.
-        unable = {a: e for a, e in answers.items() if isinstance(e, Exception) and not isinstance(e, OSError)}
-        if unable:
-            who = ", ".join(f"{names[address]} ({address})" for address in sorted(unable))
-            raise _missing(f"worker {who}", next(iter(unable.values())))
-        able.update(address for address, answer in answers.items() if isinstance(answer, str))
+        _asked.add((scheduler, ""))
+    if not (new := {a: name for name, a in addresses.items() if (scheduler, a) not in _asked}):
+        return
+    try:
+        answers = client.run(
+            resolve_name, PROBE, workers=[*new], on_error="return", callback_timeout=ANSWER_TIMEOUT
+        )
+    except asyncio.TimeoutError:  # busy: nothing is known of it
+        answers = {}
+    if unable := {a: error for a, error in answers.items() if isinstance(error, ImportError)}:
+        who = ", ".join(f"{new[a]} ({a})" for a in unable)
+        raise _missing(f"worker {who}", next(iter(unable.values())))
+    _asked.update((scheduler, a) for a in new)
 
 
 def _missing(who: str, error: Exception) -> RuntimeError:
@@ -107,8 +111,10 @@ def _missing(who: str, error: Exception) -> RuntimeError:
 
 def _ensure_plugin(client: Client) -> None:
     check(client)
-    _require_package(client, {})
-    client.register_plugin(ChashPlugin(), name=NAME)
+    try:
+        client.register_plugin(ChashPlugin(), name=NAME)
+    except ImportError as error:
+        raise _missing("the scheduler", error) from error
 
 
 def _without_labels(layout: Layout) -> str:

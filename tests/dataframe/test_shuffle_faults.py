@@ -41,6 +41,7 @@ from faults import (
 from frames import assert_unchanged
 
 from chash_partition import chash_repartition
+from chash_partition.cluster import live
 
 WORKERS = 3
 
@@ -352,6 +353,21 @@ def test_workers_without_the_package(started: Processes) -> None:
         assert_right(client, result, expected)
         assert workers(client).keys() == {"a"}
         assert_no_trace(client)
+
+
+def test_a_worker_that_does_not_answer_is_not_waited_for(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_asked", set())
+    monkeypatch.setattr(live, "ANSWER_TIMEOUT", 0.1)
+    lazy, expected = frame(0)
+    pid = max(processes(client).values())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        result = placed(lazy)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert_right(client, result, expected)
 
 
 def used_as_ever(expected: pd.DataFrame) -> dd.DataFrame:
