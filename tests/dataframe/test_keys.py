@@ -62,6 +62,7 @@ LOSE: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Passing more than 2 positional")  # Dask 2025.7 with the newest numpy
 @pytest.mark.parametrize("how", LOSE)
 def test_a_key_in_the_index_is_lost_by(how: str, local: None) -> None:
     placed = LOSE[how](place(FRAME))

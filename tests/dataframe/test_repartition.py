@@ -531,7 +531,7 @@ def test_a_predicate_of_the_whole_frame_means_the_whole_frame(how: str, local: N
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"on": "nope"}, ValueError, "'nope'.*reset_index"),
+        ({"on": "nope"}, ValueError, "'nope'.*columns.*levels"),
         ({"on": ["k", "nope"]}, ValueError, "'nope'"),
         ({"on": ["k", "k"]}, ValueError, "'k' is given twice"),
         ({"on": []}, ValueError, "names no key column"),
