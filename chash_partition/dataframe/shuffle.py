@@ -415,7 +415,7 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
         self.slot_here = {p: i for i, p in enumerate(self.slots.local.get(worker.address, []))}
         self.blocks: dict[int, BlockShare] = {}
         self.spilled = SpillFile(worker.local_directory)
-        self.bytes_memory = self.bytes_read = 0
+        self.bytes_memory = 0
         self._keeping: set[asyncio.Task[None]] = set()
         # For tasks to raise: Dask's barrier would take an OSError for a lost connection.
         self._failure: Exception | None = None
@@ -466,8 +466,8 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
     # Receive
 
     def _raise_if_failed(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if (failure := self._failure) is not None:
+            raise failure
 
     async def _receive(self, data: Shares) -> None:
         for block, share in data.blocks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import pickle
 import random
 import re
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import dask.config
 import dask.dataframe as dd
+import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client, LocalCluster, wait
@@ -42,6 +44,7 @@ from frames import assert_unchanged
 
 from chash_partition import chash_repartition
 from chash_partition.cluster import live
+from chash_partition.dataframe.shuffle import BlockShare, SpillError, SpillFile
 
 WORKERS = 3
 
@@ -71,14 +74,15 @@ def client(mortals: LocalCluster) -> Iterator[Client]:
         yield client
 
 
-def kill_a_worker(cluster: LocalCluster, client: Client, phase: str, seed: int) -> None:
+def kill_workers(cluster: LocalCluster, client: Client, phase: str, seed: int, n: int = 1) -> None:
     rng = random.Random(f"{phase} {seed}")
     until(lambda: len(client.scheduler_info()["workers"]) == WORKERS)
     lazy, expected = frame(seed)
-    victim = rng.choice(sorted(processes(client).values()))
+    victims = rng.sample(sorted(processes(client).values()), n)
 
     def kill() -> None:
-        os.kill(victim, signal.SIGKILL)
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
 
     if phase == "persisted":
         result = placed(lazy).chash.persist()
@@ -95,14 +99,14 @@ def kill_a_worker(cluster: LocalCluster, client: Client, phase: str, seed: int) 
 
 @pytest.mark.parametrize("phase", [*PHASES, "persisted"])
 def test_a_worker_dies(mortals: LocalCluster, client: Client, phase: str) -> None:
-    kill_a_worker(mortals, client, phase, 0)
+    kill_workers(mortals, client, phase, 0)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("phase", [*PHASES, "persisted"])
 def test_workers_die_again_and_again(mortals: LocalCluster, client: Client, phase: str) -> None:
     for seed in range(1, 21):
-        kill_a_worker(mortals, client, phase, seed)
+        kill_workers(mortals, client, phase, seed, 1 + (seed % 5 == 0))
 
 
 def a_worker_joins(cluster: LocalCluster, client: Client, phase: str, seed: int) -> None:
@@ -322,6 +326,14 @@ def test_a_disk_is_full_at_any_moment(started: Processes) -> None:
     fits = full_disk(started, range(0, 2**20, 2**15))
     assert fits == sorted(fits)
     assert len({*fits}) == 2
+
+
+def test_a_directory_that_is_gone(tmp_path: Path) -> None:
+    share = BlockShare([], np.array([0, 1]), [[np.zeros(1)]])
+    with pytest.raises(SpillError) as error:
+        SpillFile(str(tmp_path / "gone")).put(share)
+    text = f"^cannot write \\(No such file or directory\\) in {tmp_path}/gone on .*{REMEDY}"
+    assert re.search(text, str(pickle.loads(pickle.dumps(error.value))))
 
 
 def test_a_scheduler_without_the_package(started: Processes) -> None:
