@@ -10,6 +10,7 @@ import dask
 
 try:
     from dask._task_spec import Task, TaskRef
+    from dask.dataframe.dask_expr import _groupby as groupby
     from dask.dataframe.dask_expr._collection import DataFrame, new_collection
     from dask.dataframe.dask_expr._expr import (
         AddPrefix,
@@ -20,17 +21,23 @@ try:
         Drop,
         DropnaFrame,
         Elemwise,
+        ExplodeFrame,
         Expr,
         Fillna,
         Filter,
+        MapPartitions,
         Partitions,
         PartitionsFiltered,
         Projection,
+        Query,
         RenameFrame,
+        ResetIndex,
+        Round,
         determine_column_projection,
     )
     from dask.dataframe.dask_expr._groupby import GroupByBase, Median
     from dask.dataframe.dask_expr._merge import BlockwiseMerge, DropDuplicatesBlockwise, Merge, SemiMerge
+    from dask.dataframe.dask_expr._reductions import DropDuplicates
     from dask.dataframe.dask_expr.io.io import FromGraph
     from dask.dataframe.multi import merge_chunk
     from distributed.active_memory_manager import (
@@ -73,14 +80,17 @@ __all__ = [
     "BlockwiseMerge",
     "DataFrame",
     "Drop",
+    "DropDuplicates",
     "DropDuplicatesBlockwise",
     "DropnaFrame",
     "Elemwise",
+    "ExplodeFrame",
     "Expr",
     "Fillna",
     "Filter",
     "FromGraph",
     "GroupByBase",
+    "MapPartitions",
     "Median",
     "Merge",
     "P2PBarrierTask",
@@ -88,10 +98,13 @@ __all__ = [
     "Partitions",
     "PartitionsFiltered",
     "Projection",
+    "Query",
     "ReduceReplicas",
     "RenameFrame",
     "Reschedule",
+    "ResetIndex",
     "ResourceLimiter",
+    "Round",
     "SemiMerge",
     "ShuffleClosedError",
     "ShuffleId",
@@ -104,6 +117,7 @@ __all__ = [
     "context_meter",
     "determine_column_projection",
     "get_worker_plugin",
+    "groupby",
     "merge_chunk",
     "new_collection",
     "p2p_barrier",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any
@@ -19,7 +19,7 @@ from chash_partition._dask import Partitions, new_collection
 from chash_partition.cluster import live
 from chash_partition.dataframe.expressions import Claim, PersistedFrame, Pin, persisted
 from chash_partition.dataframe.keys import key_columns, keys_of
-from chash_partition.dataframe.knowledge import Known, known, labels
+from chash_partition.dataframe.knowledge import KeepsKey, Known, known, labels
 from chash_partition.dataframe.repartition import place, way_of
 from chash_partition.hashing import hash_key, hash_keys
 from chash_partition.layout import Layout
@@ -364,6 +364,48 @@ class ChashAccessor:
         return self._df.merge(
             right, how=how, left_on=lefts, right_on=rights, suffixes=suffixes, indicator=indicator
         )
+
+    def map_partitions(
+        self, function: Callable[..., pd.DataFrame], *args: Any, keeps_key: bool = False, **kwargs: Any
+    ) -> dd.DataFrame:
+        """``df.map_partitions``, of a function that leaves each row in its partition.
+
+        Parameters
+        ----------
+        function : callable
+            Takes a partition as a pandas DataFrame, and `args` and `kwargs`; returns a DataFrame.
+        keeps_key : bool
+            Say True if each row that `function` returns has a key of the partition that it was
+            given, in the key columns: then the result is a placed frame. That is checked, at the
+            cost of a key hash of each row.
+        **kwargs
+            Also ``meta=`` and what else ``df.map_partitions`` takes.
+
+        Returns
+        -------
+        dask.dataframe.DataFrame
+
+        Raises
+        ------
+        ValueError
+            When computed, if rows have come into a partition that is not theirs.
+
+        Examples
+        --------
+        >>> import pandas as pd, dask.dataframe as dd
+        >>> from chash_partition import chash_repartition
+        >>> df = dd.from_pandas(pd.DataFrame({"k": [1, 2, 1], "x": [1, 2, 3]}), npartitions=1)
+        >>> placed = df.pipe(chash_repartition, on="k", npartitions=4)
+        >>> largest = placed.chash.map_partitions(
+        ...     lambda rows: rows.sort_values("x").drop_duplicates("k", keep="last"), keeps_key=True
+        ... )
+        >>> largest.chash.layout
+        Layout(on=k, 4 partitions on 1 node: 4 each, version 0)
+        """
+        facts = self._known
+        if keeps_key:
+            function = KeepsKey(function, facts.on, facts.layout)
+        return self._df.map_partitions(function, *args, **kwargs)
 
     def lookup(self, key: Any) -> pd.DataFrame:
         """The rows of one key, computing one partition.

@@ -25,6 +25,7 @@ import pandas as pd
 from chash_partition._dask import (
     Blockwise,
     BlockwiseMerge,
+    DropDuplicates,
     DropDuplicatesBlockwise,
     Elemwise,
     Expr,
@@ -46,7 +47,16 @@ from chash_partition._dask import (
     p2p_barrier,
 )
 from chash_partition.dataframe.blocks import groups_of, share_of, slots_of, split_block, stack
-from chash_partition.dataframe.knowledge import Known, by_columns, known, known_of_merge, labels, sides_of
+from chash_partition.dataframe.knowledge import (
+    Known,
+    by_columns,
+    groups_meet,
+    known,
+    known_of_merge,
+    labels,
+    reports_all_categories,
+    sides_of,
+)
 from chash_partition.dataframe.shuffle import PlacedShuffleSpec, Stack, transfer, unpack
 from chash_partition.layout import Layout
 
@@ -92,6 +102,8 @@ class Claim(Ours):
             return PlacedMerge(*parent.operands)
         if isinstance(parent, GroupByBase) and not isinstance(parent, Blockwise):
             return self._under_groupby(parent)
+        if type(parent) is DropDuplicates and known(parent) is not None:
+            return Claim(Distinct(self.frame, *map(parent.operand, Distinct._parameters[1:])))
         climbed = parent.substitute(self, self.frame)
         if climbed._name == parent._name:
             return None
@@ -99,7 +111,7 @@ class Claim(Ours):
 
     def _under_groupby(self, parent: Expr) -> Expr:
         facts = by_columns(self.frame)
-        if facts is None or not self._groups_meet(parent, facts):
+        if facts is None or not groups_meet(parent, facts):
             return Claim(Told(_one_list_of_categories(parent).substitute(self, self.frame)))
         grouped = parent.substitute(self, Told(self.frame, facts.on))
         # Dask gives the number of partitions that a shuffle would make; there is none.
@@ -110,13 +122,6 @@ class Claim(Ours):
         if isinstance(grouped, Median):
             grouped = grouped.substitute_parameters({"split_every": None})
         return Claim(Told(grouped))
-
-    def _groups_meet(self, parent: Expr, facts: Known) -> bool:
-        """Whether each group lies in one partition, which alone reports it."""
-        by = {column for column in parent.by if not isinstance(column, Expr)}
-        if facts.layout.npartitions == 1 or not by.issuperset(facts.on):
-            return False
-        return not _reports_all_categories(parent)
 
     def _lower(self) -> Expr:
         # Straight to what the frame becomes: a merge must decide before its sides are lowered.
@@ -131,21 +136,9 @@ def _is_frame(expr: Expr) -> bool:
         return False
 
 
-def _reports_all_categories(groups: Expr) -> bool:
-    """Whether each partition of the result may list categories that it has no rows of."""
-    if "observed" in groups._parameters and groups.operand("observed") is True:
-        return False
-    meta = groups.frame._meta
-    return any(
-        _is_category(column._meta.dtype if isinstance(column, Expr) else meta[column].dtype)
-        for column in groups.by
-        if isinstance(column, Expr) or (meta.ndim == 2 and column in meta.columns)
-    )
-
-
 def _one_list_of_categories(groups: Expr) -> Expr:
     """The group-by in one partition, where several would each list all categories."""
-    if "split_out" not in groups._parameters or not _reports_all_categories(groups):
+    if "split_out" not in groups._parameters or not reports_all_categories(groups):
         return groups
     return groups.substitute_parameters({"split_out": 1})
 
@@ -180,6 +173,9 @@ class Told(Ours, Elemwise):
     def _meta(self) -> Any:
         return self.frame._meta
 
+    def _known(self) -> Known | None:
+        return known(self.frame)
+
     @functools.cached_property
     def unique_partition_mapping_columns_from_shuffle(self) -> set[tuple[Label, ...]]:
         columns = self.operand("columns")
@@ -196,6 +192,26 @@ class Told(Ours, Elemwise):
                 "`df.repartition(npartitions=df.npartitions + 1)` before the group-by avoids it"
             )
         return type(self)(self.frame, self.operand("columns"), True)
+
+
+class Distinct(Ours, Blockwise):
+    """`drop_duplicates` partition by partition."""
+
+    _parameters = ["frame", "subset", "keep", "ignore_index"]
+    _keyword_only = ["subset", "keep", "ignore_index"]
+    operation = staticmethod(pd.DataFrame.drop_duplicates)
+
+    def _known(self) -> Known | None:
+        return known(self.frame)
+
+    def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
+        if not isinstance(parent, Projection) or self.subset is None:
+            return None
+        wanted = {*labels(determine_column_projection(self, parent, dependents)), *labels(self.subset)}
+        columns = [column for column in self.frame.columns if column in wanted]
+        if len(columns) == len(self.frame.columns):
+            return None
+        return type(self)(self.frame[columns], *self.operands[1:])[parent.operand("columns")]
 
 
 class Place(Ours):

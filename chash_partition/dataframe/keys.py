@@ -23,9 +23,7 @@ def keys_of(frame: pd.DataFrame, on: Sequence[Hashable]) -> pd.DataFrame:
     if all(label in columns for label in on):
         return frame[list(on)]
     names, levels = list(frame.index.names), levels_of(frame)
-    keys = {
-        i: frame[label] if label in columns else levels[names.index(label)] for i, label in enumerate(on)
-    }
+    keys = {i: frame[label] if label in columns else levels[names.index(label)] for i, label in enumerate(on)}
     out = pd.DataFrame(keys, index=frame.index, copy=False)
     out.columns = pd.Index(on, dtype=object, tupleize_cols=False)
     return out

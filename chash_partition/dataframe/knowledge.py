@@ -11,21 +11,32 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+from dask.tokenize import normalize_token
+
 from chash_partition._dask import (
     AddPrefix,
     AddSuffix,
     Assign,
     AsType,
     Drop,
+    DropDuplicates,
     DropnaFrame,
+    ExplodeFrame,
     Expr,
     Fillna,
     Filter,
+    MapPartitions,
     Merge,
     Projection,
+    Query,
     RenameFrame,
+    ResetIndex,
+    Round,
     SemiMerge,
+    groupby,
 )
+from chash_partition.dataframe.keys import keys_of
 from chash_partition.layout import Layout
 
 if TYPE_CHECKING:
@@ -66,11 +77,11 @@ def known(expr: Expr) -> Known | None:
     -------
     Known or None
     """
-    own = known_of_merge if type(expr) in (Merge, SemiMerge) else getattr(type(expr), "_known", None)
+    own = OWN.get(type(expr)) or getattr(type(expr), "_known", None)
     facts = own(expr) if own is not None else _by_rule(expr)
-    if facts is None or expr.ndim != 2:
+    if facts is None or not expr.ndim:
         return None
-    columns, levels = list(expr.columns), list(expr._meta.index.names)
+    columns, levels = list(expr.columns) if expr.ndim == 2 else [], list(expr._meta.index.names)
     found = [columns.count(name) or levels.count(name) for name in facts.on]
     return facts if all(n == 1 for n in found) else None
 
@@ -82,12 +93,14 @@ def _by_rule(expr: Expr) -> Known | None:
     if below is None or facts is None:
         return None
     # A column by the name of a level of the index that is a key would be taken for the key.
-    return None if any(name in expr.columns for name in _levels(expr.frame, below)) else facts
+    hidden = set() if type(expr) is ResetIndex else _levels(expr.frame, below)
+    return None if any(name in expr.columns for name in hidden) else facts
 
 
 def _levels(expr: Expr, facts: Known) -> set[Hashable]:
     """The keys that are levels of the index."""
-    return {name for name in facts.on if name not in expr.columns}
+    columns = list(expr.columns) if expr.ndim == 2 else []
+    return {name for name in facts.on if name not in columns}
 
 
 def by_columns(expr: Expr) -> Known | None:
@@ -135,6 +148,55 @@ def known_of_merge(merge: Merge) -> Known | None:
     return None if renamed else kept
 
 
+def groups_meet(groups: Expr, facts: Known) -> bool:
+    """Whether each group of a frame of which these facts are known lies in one partition, which alone
+    reports it."""
+    by = {column for column in groups.by if not isinstance(column, Expr)}
+    if facts.layout.npartitions == 1 or not by.issuperset(facts.on):
+        return False
+    return not reports_all_categories(groups)
+
+
+def reports_all_categories(groups: Expr) -> bool:
+    """Whether each partition of the result may list categories that it has no rows of."""
+    if "observed" in groups._parameters and groups.operand("observed") is True:
+        return False
+    meta = groups.frame._meta
+    return any(
+        isinstance(
+            column._meta.dtype if isinstance(column, Expr) else meta[column].dtype, pd.CategoricalDtype
+        )
+        for column in groups.by
+        if isinstance(column, Expr) or (meta.ndim == 2 and column in meta.columns)
+    )
+
+
+def known_of_groups(groups: Expr) -> Known | None:
+    """Partition i of the result has the groups of partition i, in a level of the index.
+
+    That is so if the user wanted as many partitions as there are.
+    """
+    facts = by_columns(groups.frame)
+    if facts is None or groups.operand("split_out") is not True or getattr(groups, "sort", False):
+        return None
+    if not groups_meet(groups, facts) or (groups.ndim == 2 and set(facts.on) & set(groups.columns)):
+        return None
+    return replace(facts, persisted=None)
+
+
+def rows_meet(distinct: Expr, facts: Known) -> bool:
+    """Whether rows that `drop_duplicates` takes for the same lie in one partition."""
+    if distinct.ndim != 2 or distinct.operand("split_out") is not True or facts.layout.npartitions == 1:
+        return False
+    subset = distinct.operand("subset")
+    return set(facts.on) <= set(distinct.frame.columns if subset is None else labels(subset))
+
+
+def known_of_distinct(distinct: Expr) -> Known | None:
+    facts = by_columns(distinct.frame)
+    return facts if facts is not None and rows_meet(distinct, facts) else None
+
+
 def _rows(expr: Expr, below: Known) -> Known | None:
     return below
 
@@ -168,6 +230,19 @@ def _rename(expr: RenameFrame, below: Known) -> Known | None:
     return _renamed(expr, below, columns) if callable(columns) else None
 
 
+def _round(expr: Round, below: Known) -> Known | None:
+    decimals = expr.operand("decimals")
+    return below if isinstance(decimals, Mapping) and below.spares(list(decimals)) else None
+
+
+def _explode(expr: ExplodeFrame, below: Known) -> Known | None:
+    return below if below.spares(labels(expr.operand("column"))) else None
+
+
+def _mapped(expr: MapPartitions, below: Known) -> Known | None:
+    return below if isinstance(expr.func, KeepsKey) and expr.func.on == below.on else None
+
+
 def _prefix(expr: AddPrefix, below: Known) -> Known | None:
     return _renamed(expr, below, lambda name: f"{expr.prefix}{name}")
 
@@ -181,6 +256,43 @@ def _renamed(expr: Expr, below: Known, name: Callable[[Hashable], Hashable]) -> 
     return replace(below, on=tuple(key if key in levels else name(key) for key in below.on))
 
 
+class KeepsKey:
+    """A function of a block that the caller says leaves each row in its partition; it is checked."""
+
+    def __init__(self, function: Callable[..., pd.DataFrame], on: tuple[Hashable, ...], layout: Layout):
+        self.function, self.on, self.layout = function, on, layout
+
+    def __call__(self, block: pd.DataFrame, *args: Any, **kwargs: Any) -> pd.DataFrame:
+        out = self.function(block, *args, **kwargs)
+        layout = self.layout.rename(self.on)
+        before = set(layout.partition_of(keys_of(block.iloc[:1], self.on)).tolist())
+        if len(block) and not set(layout.partition_of(keys_of(out, self.on)).tolist()) <= before:
+            raise ValueError(
+                f"{getattr(self.function, '__name__', self.function)!s} was said to keep the key "
+                f"{list(self.on)}, but of partition {before.pop()} it made rows with keys of other "
+                "partitions: leave out keeps_key=True, and repartition afterwards if need be"
+            )
+        return out
+
+    def __dask_tokenize__(self) -> Any:
+        return "KeepsKey", normalize_token(self.function), self.on, normalize_token(self.layout)
+
+
+AGGREGATIONS = frozenset(
+    getattr(groupby, name)
+    for name in (
+        "Sum", "Prod", "Min", "Max", "First", "Last", "Count", "Size", "IdxMin", "IdxMax", "Var", "Std",
+        "Mean", "NUnique", "GroupbyAggregation",
+    )
+)  # fmt: skip
+
+OWN: dict[type[Expr], Callable[[Any], Known | None]] = {
+    Merge: known_of_merge,
+    SemiMerge: known_of_merge,
+    DropDuplicates: known_of_distinct,
+    **dict.fromkeys(AGGREGATIONS, known_of_groups),
+}
+
 # Exact types: a subclass may do something else.
 RULES: dict[type[Expr], Rule] = {
     Filter: _rows,
@@ -193,4 +305,9 @@ RULES: dict[type[Expr], Rule] = {
     RenameFrame: _rename,
     AddPrefix: _prefix,
     AddSuffix: _suffix,
+    Query: _rows,
+    ResetIndex: _rows,
+    Round: _round,
+    ExplodeFrame: _explode,
+    MapPartitions: _mapped,
 }

@@ -212,6 +212,40 @@ def without_duplicates(pair: Pair, pick: Pick) -> Pair:
     )
 
 
+def queried(pair: Pair, pick: Pick) -> Pair:
+    column, value = _some(pair.numbers, pick), pick([0, 3, 6])
+    return pair.both(lambda df: df.query(f"`{column}` > {value}"))
+
+
+def rounded(pair: Pair, pick: Pick) -> Pair:
+    column = _some(pair.numbers, pick)
+    return pair.both(lambda df: df.round({column: -1}))
+
+
+def distinct(pair: Pair, pick: Pick) -> Pair:
+    """Keys without their other columns, so that it does not matter which row of a key is kept."""
+    by = list(dict.fromkeys([_key(pair, pick), _some(pair.columns, pick)]))
+    return pair.both(lambda df: df.drop_duplicates(subset=by)[by])
+
+
+def mapped(pair: Pair, pick: Pick) -> Pair:
+    """Partition by partition, by a function that keeps the key, as is said."""
+    layout, value = pair.layout, _some(pair.numbers, pick)
+    if layout is None or value in layout.on:
+        raise Inapplicable
+
+    def function(df: Any) -> Any:
+        return df[df[value] % 2 == 0].assign(**{value: 7})
+
+    return Pair(
+        pair.dask.chash.map_partitions(
+            function, keeps_key=True, meta=pair.dask._meta.astype({value: "int64"})
+        ),
+        pair.plain.map_partitions(function, meta=pair.plain._meta.astype({value: "int64"})),
+        function(pair.pandas),
+    )
+
+
 # Steps that move rows, or change the key behind Dask's back.
 
 
@@ -445,6 +479,10 @@ STEPS = [
     suffixed,
     reset,
     without_duplicates,
+    queried,
+    rounded,
+    distinct,
+    mapped,
     repartitioned,
     shuffled,
     placed,
@@ -496,7 +534,7 @@ of_other_types = pytest.mark.filterwarnings(
 
 
 @of_other_types
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=1000, derandomize=True)
 @given(st.data())
 def test_pipelines(data: st.DataObject) -> None:
     check(data, 6)
@@ -504,7 +542,7 @@ def test_pipelines(data: st.DataObject) -> None:
 
 @pytest.mark.long
 @of_other_types
-@settings(max_examples=10_000)
+@settings(max_examples=20_000)
 @given(st.data())
 def test_many_pipelines(data: st.DataObject) -> None:
     check(data, 6)
