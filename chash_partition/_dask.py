@@ -38,6 +38,7 @@ try:
     from dask.dataframe.dask_expr._groupby import GroupByBase, Median
     from dask.dataframe.dask_expr._merge import BlockwiseMerge, DropDuplicatesBlockwise, Merge, SemiMerge
     from dask.dataframe.dask_expr._reductions import DropDuplicates
+    from dask.dataframe.dask_expr._shuffle import ShuffleBase as Shuffle
     from dask.dataframe.dask_expr.io.io import FromGraph
     from dask.dataframe.multi import merge_chunk
     from distributed.active_memory_manager import (
@@ -106,6 +107,7 @@ __all__ = [
     "ResourceLimiter",
     "Round",
     "SemiMerge",
+    "Shuffle",
     "ShuffleClosedError",
     "ShuffleId",
     "ShuffleRun",

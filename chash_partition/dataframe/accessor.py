@@ -17,6 +17,7 @@ from distributed import Client, wait
 
 from chash_partition._dask import Partitions, new_collection
 from chash_partition.cluster import live
+from chash_partition.dataframe.explain import explain, why_not
 from chash_partition.dataframe.expressions import Claim, PersistedFrame, Pin, persisted
 from chash_partition.dataframe.keys import key_columns, keys_of
 from chash_partition.dataframe.knowledge import KeepsKey, Known, known, labels
@@ -55,9 +56,8 @@ class ChashAccessor:
         facts = known(self._df.expr)
         if facts is None:
             raise ValueError(
-                "this frame is not placed: it was not made by chash_repartition, or an operation since then "
-                "changed its partitions or its key (plain df.persist() forgets them too: use "
-                "df.chash.persist()). Make it one with df.pipe(chash_repartition, on=...)"
+                f"this frame is not placed: {why_not(self._df.expr)}. Make it one with "
+                "df.pipe(chash_repartition, on=...), and keep it in memory with df.chash.persist()"
             )
         return facts
 
@@ -364,6 +364,22 @@ class ChashAccessor:
         return self._df.merge(
             right, how=how, left_on=lefts, right_on=rights, suffixes=suffixes, indicator=indicator
         )
+
+    def explain(self) -> None:
+        """Print which shuffles the plan of this frame has, and why.
+
+        Examples
+        --------
+        >>> import pandas as pd, dask.dataframe as dd
+        >>> from chash_partition import chash_repartition
+        >>> df = dd.from_pandas(pd.DataFrame({"k": [1, 2, 1], "x": [1, 2, 3]}), npartitions=1)
+        >>> placed = df.pipe(chash_repartition, on="k", npartitions=4)
+        >>> placed.merge(placed.rename(columns={"x": "y"}), on="k").chash.explain()
+        shuffle: 1 blocks into 4 partitions by k, as chash_repartition was asked to
+        no shuffle: merge on k
+        1 shuffle in all
+        """
+        print(explain(self._df.expr))
 
     def map_partitions(
         self, function: Callable[..., pd.DataFrame], *args: Any, keeps_key: bool = False, **kwargs: Any

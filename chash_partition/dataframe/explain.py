@@ -1,0 +1,107 @@
+"""Which shuffles a frame's plan has, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chash_partition._dask import Blockwise, DropDuplicates, Expr, GroupByBase, Merge, SemiMerge, Shuffle
+from chash_partition.dataframe.expressions import Claim, P2PPlace, Place, TaskPlace, Told
+from chash_partition.dataframe.knowledge import by_columns, groups_meet, known, labels, sides_of
+
+TRAVELS = ("Shuffle", "P2P", "BroadcastJoin")
+
+
+def explain(expr: Expr) -> str:
+    """What each step of a plan shuffles and why, in the order in which they run."""
+    lines, seen = [], set()
+    for node in reversed(list(expr.walk())):
+        if node._name not in seen and (line := _line(node)):
+            lines.append(line)
+        seen.add(node._name)
+    return "\n".join([*lines, f"{_shuffles(expr)} in all"])
+
+
+def _shuffles(expr: Expr) -> str:
+    steps = {node._name: type(node) for node in expr.optimize(fuse=False).walk()}
+    n = sum(
+        kind in (P2PPlace, TaskPlace) or any(word in kind.__name__ for word in TRAVELS)
+        for kind in steps.values()
+    )
+    return {0: "no shuffle", 1: "1 shuffle"}.get(n, f"{n} shuffles")
+
+
+def _line(node: Expr) -> str | None:
+    if isinstance(node, Place):
+        to = f"{node.layout.npartitions} partitions by {_names(node.on)}"
+        return f"shuffle: {node.frame.npartitions} blocks into {to}, as chash_repartition was asked to"
+    if isinstance(node, (Merge, SemiMerge)):
+        sides = (node.left_on, node.right_on)
+        keys = ["the index" if side is None else _names(labels(side)) for side in sides]
+        what = f"merge on {' = '.join(dict.fromkeys(keys))}"
+        return f"no shuffle: {what}" if sides_of(node) else f"as in plain Dask: {what}; {_why_no_sides(node)}"
+    if isinstance(node, GroupByBase) and not isinstance(node, Blockwise):
+        what = f"group-by on {_names([_label(column) for column in node.by])}"
+        facts = by_columns(node.frame)
+        meet = facts is not None and groups_meet(node, facts)
+        return f"no shuffle: {what}" if meet else f"as in plain Dask: {what}; {_why_no_rows(node)}"
+    if type(node) is DropDuplicates:
+        what = "drop_duplicates"
+        return f"no shuffle: {what}" if known(node) else f"as in plain Dask: {what}; {_why_no_rows(node)}"
+    if isinstance(node, Shuffle):
+        return "shuffle: as the plan asks for"
+    return None
+
+
+def _why_no_sides(merge: Expr) -> str:
+    facts_of = []
+    for name, side in (("left", merge.left), ("right", merge.right)):
+        facts = by_columns(side)
+        if facts is None:
+            return f"the {name} frame is not placed by a column: {why_not(side)}"
+        if facts.layout.npartitions == 1:
+            return f"the {name} frame has one partition"
+        facts_of.append(facts)
+    left, right = facts_of
+    if not left.layout.same_partitions(right.layout):
+        return (
+            f"the frames have other partitions: {left.layout.npartitions} with seed {left.layout.seed} and "
+            f"{right.layout.npartitions} with seed {right.layout.seed}; give one of them layout= of the other"
+        )
+    return f"the frames are placed by {_names(left.on)} and {_names(right.on)}, which the merge does not pair"
+
+
+def _why_no_rows(node: Expr) -> str:
+    facts = by_columns(node.frame)
+    if facts is None:
+        return f"the frame is not placed by a column: {why_not(node.frame)}"
+    if facts.layout.npartitions == 1:
+        return "the frame has one partition"
+    here = f"it is placed by {_names(facts.on)}"
+    return f"{here}, so what belongs together may lie, or be listed, in several partitions"
+
+
+def why_not(expr: Expr) -> str:
+    """What made a frame forget how it is placed, or that it never was."""
+    while True:
+        below = [node for node in expr.dependencies() if isinstance(node, Expr)]
+        if isinstance(expr, (Claim, Told)):
+            expr = below[0]
+            continue
+        if any(known(node) is not None for node in below):
+            step = f"`{type(expr).__name__}`"
+            return f"{step} may change the key or the partitions, or they are not known to be kept"
+        if not below or not any(_descends(node) for node in below):
+            return "it was not made by chash_repartition, or was persisted with df.persist()"
+        expr = next(node for node in below if _descends(node))
+
+
+def _descends(expr: Expr) -> bool:
+    return any(known(node) is not None for node in expr.walk())
+
+
+def _label(column: Any) -> Any:
+    return column._meta.name if isinstance(column, Expr) else column
+
+
+def _names(columns: Any) -> str:
+    return ", ".join(map(str, columns))
