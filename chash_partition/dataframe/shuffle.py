@@ -560,6 +560,7 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
         beat = super().heartbeat()
         beat["disk"].update(
             memory=self.bytes_memory,
+            memory_limit=int(max(self._always, self._memory_target)),
             total=self.total_recvd,
             written=self.spilled.size,
             buckets=len(self.blocks),
