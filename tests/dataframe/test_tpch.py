@@ -8,7 +8,8 @@ from pathlib import Path
 import dask.dataframe as dd
 import pandas as pd
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Worker, wait
+from frames import shuffles
 
 from chash_partition import Layout, chash_repartition
 
@@ -50,3 +51,88 @@ def test_tables_at_scale_factor_1(tmp_path: Path) -> None:
                 f"SELECT (SELECT count(*) FROM {before}), (SELECT count(*) FROM {after})"
             ).fetchall()
             assert rows == placed_rows > 0
+
+
+def cents(amounts: pd.Series) -> pd.Series:
+    return (amounts * 100).astype("int64")
+
+
+def with_revenue(lines: pd.DataFrame) -> pd.DataFrame:
+    """In ten-thousandths, exactly."""
+    revenue = cents(lines["l_extendedprice"]) * (100 - cents(lines["l_discount"]))
+    return lines[["l_orderkey"]].assign(revenue=revenue)
+
+
+def with_cents(orders: pd.DataFrame) -> pd.DataFrame:
+    return orders[["o_orderkey", "o_custkey"]].assign(spent=cents(orders["o_totalprice"]))
+
+
+@pytest.mark.long
+def test_queries_at_scale_factor_1(tmp_path: Path) -> None:
+    import duckdb
+    from tpch import generate
+
+    generate(tmp_path, 1)
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=":0", memory_limit="8GiB"
+        ) as cluster,
+        Client(cluster) as client,
+        duckdb.connect() as connection,
+    ):
+        lines, orders, customers = (
+            dd.read_parquet(tmp_path / name) for name in ("lineitem", "orders", "customer")
+        )
+        meta = {"l_orderkey": "int64", "revenue": "int64"}
+        lines = lines.map_partitions(with_revenue, meta=meta)
+        orders = orders.map_partitions(
+            with_cents, meta=dict.fromkeys(("o_orderkey", "o_custkey", "spent"), "int64")
+        )
+
+        # Orders by customer: the ten that spent most.
+        by_customer = orders.pipe(chash_repartition, "o_custkey", npartitions=64).chash.persist()
+        spent = by_customer.groupby("o_custkey").agg({"spent": "sum"}, split_out=True)
+        assert shuffles(spent) == []
+        found = spent.compute().reset_index().sort_values(["spent", "o_custkey"], ascending=[False, True])
+        expected = connection.sql(
+            f"SELECT o_custkey, CAST(sum(o_totalprice) * 100 AS BIGINT) AS spent "
+            f"FROM read_parquet('{tmp_path}/orders/*') GROUP BY o_custkey "
+            f"ORDER BY spent DESC, o_custkey LIMIT 10"
+        ).fetchall()
+        assert list(found.head(10).itertuples(index=False, name=None)) == expected
+
+        # Lines and orders by order, then by customer: revenue of each nation.
+        by_order = lines.pipe(chash_repartition, "l_orderkey", npartitions=64).chash.persist()
+        layout = by_order.chash.layout.rename("o_orderkey")
+        orders = orders.pipe(chash_repartition, "o_orderkey", layout=layout).chash.persist()
+        wait([by_order, orders])
+        before = received(client)
+        joined = by_order.merge(orders, left_on="l_orderkey", right_on="o_orderkey")
+        assert shuffles(joined) == []
+        joined = joined.persist()
+        wait(joined)
+        assert received(client) == before
+        placed = customers[["c_custkey", "c_nationkey"]].pipe(
+            chash_repartition, "c_custkey", layout=by_customer.chash.layout.rename("c_custkey")
+        )
+        whole = placed.chash.merge(
+            joined[["o_custkey", "revenue"]], left_on="c_custkey", right_on="o_custkey"
+        )
+        assert len(shuffles(whole)) == 2
+        revenue = whole.groupby("c_nationkey")["revenue"].sum().compute().sort_index()
+        expected = connection.sql(
+            f"""SELECT c_nationkey, CAST(sum(l_extendedprice * (1 - l_discount)) * 10000 AS BIGINT)
+            FROM read_parquet('{tmp_path}/lineitem/*') JOIN read_parquet('{tmp_path}/orders/*')
+            ON l_orderkey = o_orderkey JOIN read_parquet('{tmp_path}/customer/*')
+            ON o_custkey = c_custkey GROUP BY c_nationkey ORDER BY c_nationkey"""
+        ).fetchall()
+        assert list(revenue.items()) == expected
+
+
+def received(client: Client) -> int:
+    """Bytes that workers have had from each other."""
+
+    def log(dask_worker: Worker) -> int:
+        return sum(entry["total"] for entry in dask_worker.transfer_incoming_log)
+
+    return sum(client.run(log).values())
