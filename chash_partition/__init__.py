@@ -14,7 +14,7 @@ import yaml
 with (Path(__file__).parent / "chash-partition.yaml").open() as _file:
     dask.config.update_defaults(yaml.safe_load(_file))
 
-from chash_partition.dataframe import chash_repartition
+from chash_partition.dataframe import chash_repartition, explain
 from chash_partition.hashing import hash_keys
 from chash_partition.layout import Layout
 from chash_partition.planner import Move, RebalancePlan, plan_rebalance
@@ -26,6 +26,7 @@ __all__ = [
     "Move",
     "RebalancePlan",
     "chash_repartition",
+    "explain",
     "hash_keys",
     "plan_rebalance",
 ]

@@ -38,7 +38,12 @@ class ChashAccessor:
     """
 
     def __repr__(self) -> str:
-        return f"<df.chash: {self._known.layout.rename(self._known.on)!r}>"
+        facts = self._known
+        try:
+            layout = self.layout
+        except (OSError, RuntimeError, ValueError):  # the cluster is gone
+            layout = facts.layout.rename(facts.on)
+        return f"<df.chash: {layout!r}>"
 
     def __init__(self, df: dd.DataFrame):
         # Dask keeps the accessor with the collection; a cycle would keep its partitions in memory.
@@ -57,7 +62,8 @@ class ChashAccessor:
         if facts is None:
             raise ValueError(
                 f"this frame is not placed: {why_not(self._df.expr)}. Make it one with "
-                "df.pipe(chash_repartition, on=...), and keep it in memory with df.chash.persist()"
+                "df.pipe(chash_repartition, on=...), and keep it in memory with df.chash.persist(); "
+                "chash_partition.explain(df) shows what its plan shuffles"
             )
         return facts
 
@@ -180,9 +186,15 @@ class ChashAccessor:
         held = live.holders(client, frame.frame_name, layout.npartitions)
         lost = [p for p, (workers, _) in enumerate(held) if not workers]
         if lost:
+            for future in frame.operand("layer").values():
+                if future.status == "error":
+                    raise RuntimeError(
+                        f"{len(lost)} of {layout.npartitions} partitions are not in memory: computing "
+                        f"partition {future.key[1]} failed; mend what it says above, then persist it anew"
+                    ) from future.exception()
             raise RuntimeError(
                 f"{len(lost)} of {layout.npartitions} partitions are not in memory (the first is {lost[0]}): "
-                "computing them failed, or their worker died and they are being computed again; "
+                "their worker died and they are being computed again; "
                 "wait for `distributed.wait(df)` and try again, or persist the frame anew"
             )
         return layout, held
@@ -336,10 +348,16 @@ class ChashAccessor:
         Raises
         ------
         ValueError
-            If the merge keys do not include the key columns, or are not columns of `right`.
+            If the merge keys do not include the key columns, or are not columns of `right`, or if the
+            key is a level of the index.
         """
         facts = self._known
         layout = self.layout
+        if levels := [name for name in facts.on if name not in self._df.columns]:
+            raise ValueError(
+                f"the key {levels[0]!r} of this frame is a level of its index, by which Dask would shuffle "
+                "both frames: df.reset_index() makes it a column, and keeps the frame placed"
+            )
         if isinstance(right, pd.DataFrame):
             right = dd.from_pandas(right, npartitions=1)
         if on is None and left_on is None and right_on is None:
@@ -379,7 +397,7 @@ class ChashAccessor:
         no shuffle: merge on k
         1 shuffle in all
         """
-        print(explain(self._df.expr))
+        print(explain(self._df))
 
     def map_partitions(
         self, function: Callable[..., pd.DataFrame], *args: Any, keeps_key: bool = False, **kwargs: Any
@@ -404,7 +422,8 @@ class ChashAccessor:
         Raises
         ------
         ValueError
-            When computed, if rows have come into a partition that is not theirs.
+            If the function returns no key column. When computed, if rows have come into a partition
+            that is not theirs, or into one without rows.
 
         Examples
         --------
@@ -419,9 +438,18 @@ class ChashAccessor:
         Layout(on=k, 4 partitions on 1 node: 4 each, version 0)
         """
         facts = self._known
-        if keeps_key:
-            function = KeepsKey(function, facts.on, facts.layout)
-        return self._df.map_partitions(function, *args, **kwargs)
+        plain = self._df.map_partitions(function, *args, **kwargs)
+        if not keeps_key:
+            return plain
+        there = [*getattr(plain, "columns", []), *plain._meta.index.names]
+        if missing := [name for name in facts.on if name not in there]:
+            raise ValueError(
+                f"the function returns rows without the key column {missing[0]!r} (columns: "
+                f"{list(getattr(plain, 'columns', []))}): return it too, or leave out keeps_key=True"
+            )
+        # The meta comes from the function itself: the rows that Dask makes up for it are of no partition.
+        kwargs["meta"] = plain._meta
+        return self._df.map_partitions(KeepsKey(function, facts.on, facts.layout), *args, **kwargs)
 
     def lookup(self, key: Any) -> pd.DataFrame:
         """The rows of one key, computing one partition.

@@ -11,9 +11,41 @@ from chash_partition.dataframe.knowledge import by_columns, groups_meet, known, 
 TRAVELS = ("Shuffle", "P2P", "BroadcastJoin")
 
 
-def explain(expr: Expr) -> str:
-    """What each step of a plan shuffles and why, in the order in which they run."""
-    lines, seen = [], set()
+def explain(df: Any) -> str:
+    """Which shuffles the plan of a Dask collection has and why, in the order in which they run.
+
+    ``df.chash.explain()`` prints it for a placed frame.
+
+    Parameters
+    ----------
+    df : dask.dataframe.DataFrame or Series
+        Placed or not, such as the result of a group-by or a merge.
+
+    Returns
+    -------
+    str
+        A line for each step that may shuffle, and how many do in all.
+
+    Raises
+    ------
+    TypeError
+        If `df` is no Dask DataFrame or Series.
+
+    Examples
+    --------
+    >>> import pandas as pd, dask.dataframe as dd
+    >>> from chash_partition import chash_repartition, explain
+    >>> df = dd.from_pandas(pd.DataFrame({"k": [1, 2, 1], "x": [1, 2, 3]}), npartitions=1)
+    >>> print(explain(df.pipe(chash_repartition, on="k", npartitions=4).groupby("k")["x"].median()))
+    shuffle: 1 blocks into 4 partitions by k, as chash_repartition was asked to
+    no shuffle: group-by on k
+    1 shuffle in all
+    """
+    expr = getattr(df, "expr", None)
+    if not isinstance(expr, Expr):
+        raise TypeError(f"df must be a Dask DataFrame or Series, not {type(df).__name__}")
+    lines: list[str] = []
+    seen: set[str] = set()
     for node in reversed(list(expr.walk())):
         if node._name not in seen and (line := _line(node)):
             lines.append(line)

@@ -261,16 +261,18 @@ class KeepsKey:
 
     def __init__(self, function: Callable[..., pd.DataFrame], on: tuple[Hashable, ...], layout: Layout):
         self.function, self.on, self.layout = function, on, layout
+        self.__name__ = str(getattr(function, "__name__", type(function).__name__))
 
     def __call__(self, block: pd.DataFrame, *args: Any, **kwargs: Any) -> pd.DataFrame:
         out = self.function(block, *args, **kwargs)
         layout = self.layout.rename(self.on)
+        # A block's rows are all of one partition; one without rows does not tell which.
         before = set(layout.partition_of(keys_of(block.iloc[:1], self.on)).tolist())
-        if len(block) and not set(layout.partition_of(keys_of(out, self.on)).tolist()) <= before:
+        if not set(layout.partition_of(keys_of(out, self.on)).tolist()) <= before:
+            where = f"of partition {before.pop()}" if before else "of a partition without rows"
             raise ValueError(
-                f"{getattr(self.function, '__name__', self.function)!s} was said to keep the key "
-                f"{list(self.on)}, but of partition {before.pop()} it made rows with keys of other "
-                "partitions: leave out keeps_key=True, and repartition afterwards if need be"
+                f"{self.__name__} was said to keep the key {list(self.on)}, but {where} it made rows with "
+                "keys of other partitions: leave out keeps_key=True, and repartition afterwards if need be"
             )
         return out
 

@@ -14,6 +14,7 @@ from chash_partition.dataframe.expressions import Claim, Place
 from chash_partition.dataframe.keys import key_columns, keys_of
 from chash_partition.hashing import hash_keys
 from chash_partition.layout import Layout
+from chash_partition.ring import each_node
 
 Engine = Literal["auto", "p2p", "tasks"]
 PARTITIONS_PER_NODE = 16
@@ -100,6 +101,8 @@ def chash_repartition(
     ----------
     .. [1] D. Karger et al., "Consistent hashing and random trees", STOC 1997.
     """
+    if isinstance(df, dd.Series):
+        raise TypeError("df must be a dask.dataframe.DataFrame, not a Series: make it one with .to_frame()")
     if not isinstance(df, dd.DataFrame):
         raise TypeError(
             f"df must be a dask.dataframe.DataFrame, not {type(df).__module__}.{type(df).__name__}; "
@@ -132,7 +135,7 @@ def chash_repartition(
                     "the cluster has no workers yet: call client.wait_for_workers(n) first, or pass nodes="
                 )
         elif not isinstance(nodes, Mapping):
-            nodes = list(nodes)
+            nodes = list(each_node(nodes))
         if npartitions is None:
             workers = worker_count(client) if client is not None and client.asynchronous else 1
             npartitions = max(df.npartitions, PARTITIONS_PER_NODE * max(workers, len(nodes)))

@@ -10,7 +10,7 @@ import dask
 import numpy as np
 import pandas as pd
 import pytest
-from frames import assert_unchanged, split
+from frames import assert_placed, assert_unchanged, blocks_of, shuffles, split
 from test_repartition import CASES
 
 from chash_partition import Layout, chash_repartition
@@ -65,3 +65,26 @@ def test_any_scheduler_will_do(scheduler: str, engine: str) -> None:
     placed = split(frame, 5).pipe(chash_repartition, "k", npartitions=70, nodes=["a", "b"], engine=engine)
     found = placed.compute(scheduler=scheduler).sort_index()
     pd.testing.assert_frame_equal(found, split(frame).compute())
+
+
+@pytest.mark.parametrize("npartitions", [129, 32_769, 65_537, 200_000])
+def test_partition_numbers_of_any_size(npartitions: int) -> None:
+    frame = pd.DataFrame({"k": np.arange(3000), "row": np.arange(3000)})
+    groups, meta = groups_of(range(npartitions)), frame[:0]
+    shares = split_block(frame, meta, ["k"], 0, slots_of(groups, npartitions), None)
+    expected = pd.Series(Layout.create("k", npartitions, ["a"]).partition_of(frame))
+    for number, members in enumerate(groups):
+        whole = stack(meta, share_of(shares, str(number)))
+        for partition, rows in expected[expected.isin(members)].groupby(expected):
+            assert whole.unpack(members.index(partition))["row"].tolist() == rows.index.tolist()
+        assert whole.total == expected.isin(members).sum()
+
+
+@pytest.mark.long
+def test_more_partitions_than_an_int16_counts(local: None) -> None:
+    frame = pd.DataFrame({"k": np.arange(50_000), "x": 1})
+    placed = split(frame, 3).pipe(chash_repartition, "k", npartitions=33_000, nodes=["a", "b"])
+    assert_placed(blocks_of(placed), placed.chash.layout)
+    summed = placed.merge(placed, on="k").groupby("k").agg({"x_x": "sum"}, split_out=True)
+    assert shuffles(summed) == ["TaskPlace"]
+    assert len(summed) == 50_000

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from frames import sample, shuffles, split
 
-from chash_partition import chash_repartition
-from chash_partition.dataframe.explain import explain
+from chash_partition import chash_repartition, explain
 
 FRAME = sample()
 PLACED = split(FRAME).pipe(chash_repartition, "k", npartitions=40, nodes=["a", "b"])
@@ -63,7 +62,7 @@ STEPS: dict[str, tuple[Callable[[], Any], list[str]]] = {
 def test_each_step_is_explained(step: str, local: None) -> None:
     make, expected = STEPS[step]
     result = make()
-    *lines, total = explain(result.expr).split("\n")
+    *lines, total = explain(result).split("\n")
     assert sum(line.startswith("shuffle: 3 blocks into") for line in lines) >= 1
     rest = [line for line in lines if not line.startswith("shuffle: 3 blocks")]
     assert len(rest) == len(expected)
@@ -77,3 +76,8 @@ def test_each_step_is_explained(step: str, local: None) -> None:
 def test_it_is_printed(local: None, capsys: pytest.CaptureFixture[str]) -> None:
     PLACED.chash.persist().chash.explain()
     assert capsys.readouterr().out == "no shuffle in all\n"
+
+
+def test_only_dask_has_a_plan() -> None:
+    with pytest.raises(TypeError, match="Dask DataFrame"):
+        explain(FRAME)

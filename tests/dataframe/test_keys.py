@@ -87,6 +87,12 @@ def test_work_by_a_key_in_the_index_is_right(local: None) -> None:
         )
 
 
+def test_chash_merge_by_a_key_in_the_index_says_what_to_do(local: None) -> None:
+    with pytest.raises(ValueError, match=r"'k'.*index.*reset_index"):
+        place(FRAME).chash.merge(sample())
+    assert place(FRAME).reset_index().chash.merge(sample()).chash.layout.on == ("k",)
+
+
 def test_a_key_that_is_nowhere_or_twice_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'q' is neither a column .*'x'.* nor a level .*'k'"):
         place(FRAME, "q")

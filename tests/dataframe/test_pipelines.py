@@ -14,12 +14,19 @@ import dask
 import dask.dataframe as dd
 import pandas as pd
 import pytest
+from dask.dataframe.dask_expr._groupby import GroupByApply
+from dask.dataframe.dask_expr._repartition import Repartition
 from frames import assert_placed, assert_same_rows, blocks_of, sample, split
-from hypothesis import given, note, settings
+from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
+from hypothesis.errors import HypothesisException
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from chash_partition import Layout, chash_repartition
+from chash_partition._dask import Assign, Merge, Partitions, Round
+from chash_partition.dataframe import knowledge
+from chash_partition.dataframe.expressions import PlacedMerge
+from chash_partition.dataframe.knowledge import known
 
 Pick = Callable[[Sequence[Any]], Any]
 
@@ -546,3 +553,48 @@ def test_pipelines(data: st.DataObject) -> None:
 @given(st.data())
 def test_many_pipelines(data: st.DataObject) -> None:
     check(data, 6)
+
+
+def _left(merge: Any) -> Any:
+    return knowledge.by_columns(merge.left)
+
+
+def _outer(merge: Any) -> Any:
+    sides = knowledge.sides_of(merge)
+    return None if sides is None else sides[0]
+
+
+def _broadcast(merge: Any) -> Any:
+    return knowledge.known_of_merge(merge) or _left(merge)
+
+
+# What would wrongly be known, by the class of the operation.
+MUTANTS: dict[str, dict[Any, Any]] = {
+    "a repartition": {Repartition: lambda expr: known(expr.frame)},
+    "a key reassigned": {Assign: lambda expr: known(expr.frame)},
+    "an outer merge with renamed keys": {Merge: _outer, PlacedMerge: _outer},
+    "a broadcast join": {Merge: _broadcast, PlacedMerge: _broadcast},
+    "an apply that rewrites the key": {GroupByApply: lambda expr: knowledge.by_columns(expr.frame)},
+    "partition slices": {Partitions: lambda expr: known(expr.frame)},
+    "a key rounded": {Round: lambda expr: known(expr.frame)},
+}
+
+
+@pytest.mark.long
+@of_other_types
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_pipelines_show_knowledge_wrongly_kept(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for operation, rule in MUTANTS[mutant].items():
+        monkeypatch.setitem(knowledge.OWN, operation, rule)
+
+    @settings(
+        max_examples=4000, phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(st.data())
+    def pipelines(data: st.DataObject) -> None:
+        check(data, 6)
+
+    # A wrong result, or one that Dask cannot even compute.
+    with pytest.raises(Exception) as failure:  # noqa: PT011
+        pipelines()
+    assert not isinstance(failure.value, HypothesisException)

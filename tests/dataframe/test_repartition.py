@@ -531,6 +531,7 @@ def test_a_predicate_of_the_whole_frame_means_the_whole_frame(how: str, local: N
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
+        ({"on": "k", "nodes": 2}, ValueError, "nodes must be a list"),
         ({"on": "nope"}, ValueError, "'nope'.*columns.*levels"),
         ({"on": ["k", "nope"]}, ValueError, "'nope'"),
         ({"on": ["k", "k"]}, ValueError, "'k' is given twice"),
@@ -604,7 +605,7 @@ def test_a_label_that_is_not_unique_is_refused(local: None) -> None:
 
 @pytest.mark.parametrize("frame", [sample(), split(sample()).x, None])
 def test_only_dask_frames_are_placed(frame: Any) -> None:
-    with pytest.raises(TypeError, match=r"dask\.dataframe\.DataFrame.*from_pandas"):
+    with pytest.raises(TypeError, match=r"dask\.dataframe\.DataFrame.*(from_pandas|to_frame)"):
         chash_repartition(frame, "k")
 
 
