@@ -8,7 +8,6 @@ many blocks.
 from __future__ import annotations
 
 import functools
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,12 +16,14 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from distributed.protocol import pickle
 from pandas.api.types import union_categoricals
 
 from chash_partition.dataframe.arena import Arena
 from chash_partition.dataframe.scatter import kernels
 
 Buffers = list[np.ndarray]
+CHUNK = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class Field:
 
     def let_go(self) -> None:
         """Of the buffers."""
+        self.__dict__.pop("addresses", None)
         for block in self.buffers:
             block.clear()
 
@@ -315,7 +317,13 @@ class Text:
         del kept
         buffers = [rows.joined_validity(field, 2), pa.py_buffer(new), pa.py_buffer(out)]
         array = pa.Array.from_buffers(self.wide, n, buffers)
-        return self.dtype.__from_arrow__(array if array.type == self.kind else array.cast(self.kind))
+        if array.type == self.kind:
+            return self.dtype.__from_arrow__(array)
+        # Narrow offsets count to 2 GiB.
+        cuts = np.searchsorted(new, np.arange(0, int(new[-1]), CHUNK)[1:], side="right") - 1
+        edges = [0, *cuts.tolist(), n]
+        chunks = [array.slice(a, b - a).cast(self.kind) for a, b in pairwise(edges) if a < b or n == 0]
+        return self.dtype.__from_arrow__(pa.chunked_array(chunks, self.kind))
 
 
 @dataclass(frozen=True)
@@ -331,7 +339,7 @@ class Pickled:
         out: list[Buffers] = []
         for lot in order.lots:
             edges = (row + lot.starts).tolist()
-            pickles = [pickle.dumps(ordered[a:b], protocol=5) if a < b else b"" for a, b in pairwise(edges)]
+            pickles = [pickle.dumps(ordered[a:b]) if a < b else b"" for a, b in pairwise(edges)]
             ends = np.cumsum([0, *map(len, pickles)], dtype=np.int64)
             out.append([ends, np.frombuffer(b"".join(pickles), np.uint8)])
             row = edges[-1]
@@ -358,7 +366,7 @@ def carrier_of(column: pd.Series) -> Carrier:
         return Zoned(np.dtype(f"M8[{dtype.unit}]"), dtype.tz)
     if isinstance(dtype, pd.CategoricalDtype):
         codes = column.cat.codes.to_numpy()
-        return Category(codes.dtype, pickle.dumps(dtype.categories, protocol=5), bool(dtype.ordered))
+        return Category(codes.dtype, pickle.dumps(dtype.categories), bool(dtype.ordered))
     if hasattr(dtype, "__from_arrow__") and hasattr(column.array, "__arrow_array__"):
         kind = pa.array(column.array[:0]).type
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -409,7 +417,8 @@ def as_arrow(column: pd.Series) -> pa.Array:
         return array
     if array.num_chunks == 1:
         return array.chunk(0)
-    return pa.concat_arrays(array.chunks or [pa.array([], array.type)])
+    wide = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(array.type, array.type)
+    return pa.concat_arrays(array.cast(wide).chunks or [pa.array([], wide)])
 
 
 def bits(buffer: pa.Buffer | None, array: pa.Array) -> np.ndarray | None:

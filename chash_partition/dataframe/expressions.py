@@ -287,7 +287,7 @@ class TaskPlace(Placing):
 
     def _layer(self) -> dict[Any, Any]:
         token, blocks, meta = self._token, range(self.frame.npartitions), self._meta
-        groups = groups_of(list(self._partitions))
+        groups = groups_of(sorted(set(self._partitions)))
         slots = f"chash-slots-{token}"
         layer: dict[Any, Any] = {slots: Task(slots, slots_of, groups, self.layout.npartitions)}
         file = token if self.disk else None
@@ -297,17 +297,17 @@ class TaskPlace(Placing):
             layer[name] = Task(
                 name, split_block, block, meta, self.on, self.layout.seed, TaskRef(slots), file
             )
-        number = 0
+        places = {}
         for group, members in enumerate(groups):
             shares = [(f"chash-share-{token}", i, group) for i in blocks]
             for i, share in zip(blocks, shares, strict=True):
                 layer[share] = Task(share, share_of, TaskRef((f"chash-split-{token}", i)), str(group))
             whole = (f"chash-stack-{token}", group)
             layer[whole] = Task(whole, stack, meta, *map(TaskRef, shares))
-            for slot in range(len(members)):
-                out = (self._name, number)
-                layer[out] = Task(out, Stack.unpack, TaskRef(whole), slot)
-                number += 1
+            places.update({partition: (whole, slot) for slot, partition in enumerate(members)})
+        for i, partition in enumerate(self._partitions):
+            whole, slot = places[partition]
+            layer[self._name, i] = Task((self._name, i), Stack.unpack, TaskRef(whole), slot)
         return layer
 
 

@@ -81,7 +81,8 @@ def known(expr: Expr) -> Known | None:
     facts = own(expr) if own is not None else _by_rule(expr)
     if facts is None or not expr.ndim:
         return None
-    columns, levels = list(expr.columns) if expr.ndim == 2 else [], list(expr._meta.index.names)
+    columns = list(expr.columns) if expr.ndim == 2 else []
+    levels = [name for name in expr._meta.index.names if name is not None]
     found = [columns.count(name) or levels.count(name) for name in facts.on]
     return facts if all(n == 1 for n in found) else None
 
@@ -92,9 +93,13 @@ def _by_rule(expr: Expr) -> Known | None:
     facts = rule(expr, below) if rule is not None and below is not None else None
     if below is None or facts is None:
         return None
+    # A level of the index by the name of a key that is a column would be taken for it when that is gone.
+    columns = list(expr.columns) if expr.ndim == 2 else []
+    index = _levels(expr.frame, below)
+    if any(old not in index and new not in columns for old, new in zip(below.on, facts.on, strict=True)):
+        return None
     # A column by the name of a level of the index that is a key would be taken for the key.
-    hidden = set() if type(expr) is ResetIndex else _levels(expr.frame, below)
-    return None if any(name in expr.columns for name in hidden) else facts
+    return None if type(expr) is not ResetIndex and index & set(columns) else facts
 
 
 def _levels(expr: Expr, facts: Known) -> set[Hashable]:
@@ -240,7 +245,8 @@ def _explode(expr: ExplodeFrame, below: Known) -> Known | None:
 
 
 def _mapped(expr: MapPartitions, below: Known) -> Known | None:
-    return below if isinstance(expr.func, KeepsKey) and expr.func.on == below.on else None
+    keeps = isinstance(expr.func, KeepsKey) and expr.func.on == below.on
+    return below if keeps and expr.npartitions == below.layout.npartitions else None
 
 
 def _prefix(expr: AddPrefix, below: Known) -> Known | None:

@@ -346,17 +346,23 @@ class Stack:
 
 
 def _as_meta(column: Any, dtype: Any) -> Any:
-    """The column in meta's dtype, unless its values do not fit that."""
+    """The column in meta's dtype, unless its values are not the same there."""
     if column.dtype == dtype:
         return column
     if isinstance(dtype, pd.CategoricalDtype) and isinstance(column, pd.Categorical):
         # A cast would make nulls of other categories; meta may not know them yet.
         fits = set(column.categories) <= set(dtype.categories)
         return column.set_categories(dtype.categories, ordered=dtype.ordered) if fits else column
+    before = pd.Series(column, copy=False)
     try:
-        return pd.Series(column, copy=False).astype(dtype).array
-    except (TypeError, ValueError):
+        after = before.astype(dtype)
+        there = before.notna()
+        same = after.notna().equals(there) and all(
+            bool(a == b) for a, b in zip(before[there], after[there], strict=True)
+        )
+    except (TypeError, ValueError, OverflowError):
         return column
+    return after.array if same else column
 
 
 def transfer(block: pd.DataFrame, shuffle: ShuffleId, number: int) -> int:
@@ -420,6 +426,7 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
         # For tasks to raise: Dask's barrier would take an OSError for a lost connection.
         self._failure: Exception | None = None
         self._stack: Stack | None = None
+        self._at_once: bool | None = None
         self._columns: list[list[Any]] | None = None
         self._unpacking = threading.Lock()
         self._always = parse_bytes(dask.config.get("distributed.p2p.storage.buffer"))
@@ -523,10 +530,18 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
         slot = self.slot_here[partition_id]
         with self._unpacking:
             self.raise_if_closed()  # after which there is nothing left
+            self._raise_if_failed()
             stack = self._with_room(slot)
-            in_memory = stack.total and not self.spilled.size
-            if self._columns is None and in_memory and self._has_room(int(stack.nbytes.max())):
-                self._columns = stack.unpack_all(self.executor.map)
+            if self._at_once is None:
+                # Once and for all: the one way lets go of what the other reads outside of the lock.
+                in_memory = stack.total > 0 and not self.spilled.size
+                self._at_once = in_memory and self._has_room(int(stack.nbytes.max()))
+            if self._at_once and self._columns is None:
+                try:
+                    self._columns = stack.unpack_all(self.executor.map)
+                except Exception as error:
+                    self._failure = error  # some fields are gone
+                    raise
                 self.blocks.clear()
             columns = self._columns
         return stack.unpack(slot) if columns is None else stack.frame(columns[slot])

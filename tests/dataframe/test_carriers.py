@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from test_shuffle import NODES, travelled
 
 from chash_partition import Layout
-from chash_partition.dataframe.shuffle import SpillFile
+from chash_partition.dataframe import carriers
+from chash_partition.dataframe.shuffle import Slots, SpillFile, Stack, split
 
 # A strategy for a value, and what makes a column of a list of them. Each block gets a column of its
 # own, so blocks may differ in their categories, and in what pandas might infer.
@@ -146,6 +147,53 @@ def test_categories_of_blocks_without_values_have_any_dtype() -> None:
             assert partition["c"].notna().sum() == sum(
                 b["c"][b["k"].isin(partition["k"])].notna().sum() for b in blocks
             )
+
+
+def test_objects_that_plain_pickle_cannot_carry_travel() -> None:
+    class Local:
+        def __init__(self, value: int):
+            self.value = value
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Local) and self.value == other.value
+
+        __hash__ = None  # type: ignore[assignment]
+
+    frame = pd.DataFrame({"k": range(9), "o": pd.Series([Local(i) for i in range(9)], dtype=object)})
+    for partition in travelled([frame], ["k"], dict.fromkeys(range(64), "x")).values():
+        assert [o.value for o in partition["o"]] == partition["k"].tolist()
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
+def test_text_beyond_narrow_offsets_comes_in_chunks(
+    kind: pa.DataType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carriers, "CHUNK", 7)
+    values = ["", None, "a" * 30, "bc", "", "d" * 6, "e", "f" * 8, None]
+    column = sliced(kind)([v if v is None or kind == pa.string() else v.encode() for v in values])
+    frame = pd.DataFrame({"k": [3] * 9, "t": column})
+    [got] = [b for b in travelled([frame], ["k"], dict.fromkeys(range(64), "x")).values() if len(b)]
+    assert_unchanged(got, frame)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        ("int64", [1.5, 2.5, 3.0]),
+        ("int8", [300, 70_000, 1]),
+        ("int32", [2**31 + 5, 1, 2]),
+        ("M8[s]", pd.to_datetime(["2000-01-01 00:00:00.5"] * 3).as_unit("us")),
+        ("str", [1, 2, 3]),
+        ("bool", [2, 1, 0]),
+    ],
+)
+def test_values_that_do_not_fit_the_meta_are_not_changed(dtype: str, values: Any) -> None:
+    frame = pd.DataFrame({"k": [3] * 3, "x": values})
+    meta = frame[:0].astype({"x": dtype})
+    shares = split(frame, ["k"], 0, Slots.of(dict.fromkeys(range(4), "w"), 4))
+    whole = Stack([shares["w"]], meta)
+    [got] = [block for block in map(whole.unpack, range(4)) if len(block)]
+    pd.testing.assert_frame_equal(got, frame)
 
 
 def check(blocks: list[pd.DataFrame], to_disk: bool, directory: str) -> None:

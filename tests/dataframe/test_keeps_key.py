@@ -46,3 +46,12 @@ def test_a_function_that_drops_the_key_is_refused_at_once(local: None) -> None:
     placed = split(sample()).pipe(chash_repartition, "k", npartitions=6, nodes=["a"])
     with pytest.raises(ValueError, match="without the key column 'k'"):
         placed.chash.map_partitions(lambda block: block[["x"]], keeps_key=True)
+
+
+def test_more_partitions_than_the_layout_has_are_not_placed(local: None) -> None:
+    one = split(sample()).pipe(chash_repartition, "k", npartitions=1, nodes=["a"])
+    other = split(sample(), 3)
+    mapped = one.chash.map_partitions(lambda a, b: a, other, keeps_key=True, align_dataframes=False)
+    assert mapped.npartitions == 3
+    with pytest.raises(ValueError, match="not placed"):
+        _ = mapped.chash

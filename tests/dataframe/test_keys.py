@@ -9,7 +9,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from frames import assert_placed, assert_same_rows, blocks_of, sample, split
+from frames import assert_placed, assert_same_rows, blocks_of, of_blocks, sample, split
 
 from chash_partition import chash_repartition
 from chash_partition.dataframe.keys import keys_of
@@ -100,6 +100,19 @@ def test_a_key_that_is_nowhere_or_twice_is_refused() -> None:
     plain = dd.from_map(lambda block: block, [twice], meta=twice[:0])
     with pytest.raises(ValueError, match=r"'k' names 2 levels"):
         chash_repartition(plain, "k")
+
+
+@pytest.mark.parametrize("names", [["k"], ["k", "j"]])
+def test_a_level_is_not_taken_for_a_column_that_is_gone(names: list[Any], local: None) -> None:
+    frame = sample().rename(columns={"k": names[0]})
+    levels = [pd.Index(np.arange(120) % (5 + i), name=name) for i, name in enumerate(names)]
+    index = levels[0] if len(levels) == 1 else pd.MultiIndex.from_arrays(levels)
+    plain = of_blocks([frame.set_index(index)[:50], frame.set_index(index)[50:]])
+    placed = plain.pipe(chash_repartition, names[0], npartitions=P, nodes=["a"])
+    assert placed.chash.layout.on == (names[0],)
+    for df in (placed[["x"]], placed[placed.x > 0][["x"]], placed.drop_duplicates()[["x"]]):
+        with pytest.raises(ValueError, match="not placed"):
+            _ = df.chash
 
 
 def test_a_column_comes_before_a_level(local: None) -> None:

@@ -326,6 +326,17 @@ def test_any_rows(rows: list[Any], cuts: list[int], npartitions: int, seed: int,
     assert_unchanged(blocks, frame)
 
 
+@pytest.mark.parametrize("wanted", [[3], [69, 2, 40], [1, 1, 68], list(range(70))[::-1]])
+def test_some_partitions_in_any_order(wanted: list[int], engine: str) -> None:
+    frame = sample()
+    placed = split(frame).pipe(chash_repartition, "k", npartitions=70, nodes=["0", "1"], engine=engine)
+    here = placed.chash.layout.partition_of(frame)
+    blocks = blocks_of(placed.partitions[wanted])
+    assert len(blocks) == len(wanted)
+    for block, partition in zip(blocks, wanted, strict=True):
+        assert_same_rows(block, frame[here == partition])
+
+
 def test_many_rows_of_all_kinds(client: Client, objects_as_they_are: None) -> None:
     cases = {"n": _numbers, "t": _times, "e": _extension, "a": _arrow, "o": _objects}
     parts = [case()[1].drop(columns="k").add_prefix(name) for name, case in cases.items()]
