@@ -17,7 +17,7 @@ from chash_partition import chash_repartition
 def test_a_frame_of_any_key_stays_placed(kind: str, where: str, local: None) -> None:
     frame = pd.DataFrame({"k": KEYS[kind], "x": range(24)})
     frame = frame if where == "column" else frame.set_index("k")
-    plain = of_blocks([frame[:9], frame[9:]])
+    plain = of_blocks([frame.iloc[:9], frame.iloc[9:]])
     placed = plain.pipe(chash_repartition, "k", npartitions=7, nodes=["a"])
     kept = placed.chash.map_partitions(lambda block, n: block[block.x > n], 5, keeps_key=True)
     assert_placed(blocks_of(kept), kept.chash.layout)
