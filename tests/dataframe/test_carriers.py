@@ -109,9 +109,8 @@ COLUMNS: dict[str, Column] = {
 }
 
 # An index takes -0.0 for 0.0, and has one list of categories.
-NO_LEVELS = {kind for kind in COLUMNS if kind.lower().startswith(("float", "complex", "longdouble"))} | {
-    "categories of each block"
-}
+FLOATS = ("float", "complex", "longdouble", "sparse")
+NO_LEVELS = {kind for kind in COLUMNS if kind.lower().startswith(FLOATS)} | {"categories of each block"}
 
 EDGES = st.lists(st.integers(0, 30), max_size=4).map(lambda cuts: [0, *sorted(cuts), 30])
 
