@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Callable
-from typing import Any
 
 import dask.dataframe as dd
 from distributed import Client, LocalCluster, wait
-from repartition import BLOCKS, block
+from repartition import BLOCKS, best_of, block
 from rich.console import Console
 from rich.table import Table
 
@@ -26,15 +23,9 @@ from chash_partition import chash_repartition
 REPEATS = 5
 
 
-def best(make: Callable[[], Any]) -> float:
-    seconds = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        wait(result := make().persist())
-        seconds.append(time.perf_counter() - start)
-        len(result)
-        del result
-    return min(seconds[1:])
+def seconds(frame: dd.DataFrame, npartitions: int) -> float:
+    ways = {"ours": lambda: frame.pipe(chash_repartition, "key", npartitions=npartitions)}
+    return best_of(ways, len(frame), REPEATS)["ours"]
 
 
 def main() -> None:
@@ -50,8 +41,7 @@ def main() -> None:
             df = dd.from_map(block, range(BLOCKS), rows=rows, kind="str", meta=meta).persist()
             wait(df)
             for npartitions in (16, 64, 256, 1024) if millions == 8 else (64,):
-                ours = best(lambda df=df, n=npartitions: df.pipe(chash_repartition, "key", npartitions=n))
-                floor = best(lambda n=npartitions: few.pipe(chash_repartition, "key", npartitions=n))
+                ours, floor = (seconds(frame, npartitions) for frame in (df, few))
                 row = (millions, npartitions, f"{ours:.2f}", f"{ours / millions * 1000:.0f}", f"{floor:.2f}")
                 table.add_row(*map(str, row))
     Console(width=100).print(table)

@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import dask.dataframe as dd
 import numpy as np
@@ -48,6 +49,22 @@ def block(i: int, rows: int, kind: str) -> pd.DataFrame:
     return frame
 
 
+def best_of(ways: dict[str, Callable[[], dd.DataFrame]], rows: int, repeats: int) -> dict[str, float]:
+    """The best time of each way to make a frame of so many rows in memory; they take turns.
+
+    The first round, which starts workers' caches and compiled loops, does not count.
+    """
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(repeats):
+        for way, make in ways.items():
+            start = time.perf_counter()
+            wait(result := make().persist())
+            seconds[way].append(time.perf_counter() - start)
+            assert len(result) == rows, way  # also raises what `wait` does not
+            del result
+    return {way: min(runs[1:]) for way, runs in seconds.items()}
+
+
 def main(rows: int = 8_000_000, npartitions: int = 64) -> None:
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     os.environ["DASK_LOGGING__DISTRIBUTED"] = "critical"
@@ -64,16 +81,7 @@ def main(rows: int = 8_000_000, npartitions: int = 64) -> None:
                 "p2p": lambda df=df: df.shuffle("key", npartitions=npartitions, shuffle_method="p2p"),
                 "tasks": lambda df=df: df.shuffle("key", npartitions=npartitions, shuffle_method="tasks"),
             }
-            seconds: dict[str, list[float]] = {way: [] for way in ways}
-            for _ in range(REPEATS):
-                for way, shuffled in ways.items():
-                    start = time.perf_counter()
-                    wait(result := shuffled().persist())
-                    seconds[way].append(time.perf_counter() - start)
-                    assert len(result) == len(df), way
-                    del result
-            # The first round starts workers' caches and compiled loops.
-            best = {way: min(runs[1:]) for way, runs in seconds.items()}
+            best = best_of(ways, len(df), REPEATS)
             ratio = min(best["p2p"], best["tasks"]) / best["ours"]
             table.add_row(
                 kind, *(f"{s:.2f}" for s in best.values()), f"{ratio:.1f}", f"{best['ours'] / rows * 1e9:.0f}"

@@ -12,12 +12,12 @@ import logging
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import dask.dataframe as dd
 import duckdb
-from distributed import Client, LocalCluster, wait
+from distributed import Client, LocalCluster
+from repartition import best_of
 from rich.console import Console
 from rich.table import Table
 
@@ -70,15 +70,7 @@ def main(scale: float = 1, npartitions: int = 64) -> None:
                     ),
                     "reading": lambda df=df: df,
                 }
-                seconds: dict[str, list[float]] = {way: [] for way in ways}
-                for _ in range(REPEATS):
-                    for way, shuffled in ways.items():
-                        start = time.perf_counter()
-                        wait(result := shuffled().persist())
-                        seconds[way].append(time.perf_counter() - start)
-                        assert len(result) == len(df), way
-                        del result
-                best = {way: min(runs[1:]) for way, runs in seconds.items()}
+                best = best_of(ways, len(df), REPEATS)
                 ratio = min(best["p2p"], best["tasks"]) / best["ours"]
                 table.add_row(
                     name,

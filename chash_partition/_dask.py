@@ -36,7 +36,7 @@ try:
         determine_column_projection,
     )
     from dask.dataframe.dask_expr._groupby import GroupByBase, Median
-    from dask.dataframe.dask_expr._merge import BlockwiseMerge, DropDuplicatesBlockwise, Merge, SemiMerge
+    from dask.dataframe.dask_expr._merge import BlockwiseMerge, Merge, SemiMerge
     from dask.dataframe.dask_expr._reductions import DropDuplicates
     from dask.dataframe.dask_expr._shuffle import ShuffleBase as Shuffle
     from dask.dataframe.dask_expr.io.io import FromGraph
@@ -82,7 +82,6 @@ __all__ = [
     "DataFrame",
     "Drop",
     "DropDuplicates",
-    "DropDuplicatesBlockwise",
     "DropnaFrame",
     "Elemwise",
     "ExplodeFrame",

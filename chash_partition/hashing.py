@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import MAX_PREC, Context, Decimal
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -49,6 +49,8 @@ _MAX_MONTHS = 12 * 300_000  # more than int64 microseconds hold; numpy is exact 
 _DAY64 = 86_400_000  # milliseconds
 _BEYOND = "a time beyond int64 microseconds"
 _FINER = "a time finer than nanoseconds"
+T = TypeVar("T")
+
 _NO_UNIT = "a time without a unit of fixed length has no key hash"
 _NO_TYPE = "this type has no key hash"
 _EPOCH = dt.datetime(1970, 1, 1)
@@ -95,7 +97,7 @@ def hash_keys(keys: Any, *, seed: int = 0) -> np.ndarray:
     columns = _columns(keys)
     for column in columns:
         _guarded(column, _check)
-    out = empty(len(columns[0].values))
+    out = _empty(len(columns[0].values))
     if len(columns) == 1:
         _guarded(columns[0], _hash_into, out, seed)
     else:
@@ -986,10 +988,24 @@ def _hash_views(array: pa.Array, out: np.ndarray, seed: int) -> None:
         )
 
 
-def empty(n: int, dtype: Any = np.uint64) -> np.ndarray:
-    """Room from Arrow's pool, which reuses memory; numpy's are fresh pages in a Dask worker."""
-    width = np.dtype(dtype).itemsize
-    return np.ndarray(n, dtype, buffer=pa.allocate_buffer(max(1, n * width)))
+def _empty(n: int) -> np.ndarray:
+    """Room for hashes from Arrow's pool, which reuses memory; numpy's are fresh pages in a Dask worker."""
+    return np.ndarray(n, np.uint64, buffer=pa.allocate_buffer(max(1, 8 * n)))
+
+
+def once(make: Callable[[], T]) -> Callable[[], T]:
+    """A function that makes its result on the first call, in whichever thread, and hands it out after."""
+    made: list[T] = []
+    lock = threading.Lock()
+
+    def get() -> T:
+        if not made:
+            with lock:
+                if not made:
+                    made.append(make())
+        return made[0]
+
+    return get
 
 
 def compiled(function: Callable[..., None], *types: Any) -> Callable[..., None]:
@@ -1017,8 +1033,6 @@ _P3 = np.uint64(0x165667B19E3779F9)
 _P4 = np.uint64(0x85EBCA77C2B2AE63)
 _P5 = np.uint64(0x27D4EB2F165667C5)
 
-_lock = threading.Lock()
-_compiled: _Kernels | None = None
 _load_u8: Any
 _load_i32: Any
 _load_i64: Any
@@ -1033,17 +1047,9 @@ _finish: Any
 _xxh64_at: Any
 
 
+@once
 def _kernels() -> _Kernels:
     """The compiled kernels. numba is imported here, so that a process that hashes no column never does it."""
-    global _compiled
-    if _compiled is None:
-        with _lock:
-            if _compiled is None:
-                _compiled = _compile()
-    return _compiled
-
-
-def _compile() -> _Kernels:
     # What kernels call are globals: numba would key a cached closure by objects that differ in each process.
     global _load_u8, _load_i32, _load_i64, _load_u32, _load_u64
     global _rotate, _round, _step, _merge, _byte, _finish, _xxh64_at

@@ -18,13 +18,15 @@ class Arena:
     """Room for arrays that live and die together.
 
     A repartition touches several times the memory of its rows, and most of its time can go to
-    the system handing out pages. So an arena asks for it in one piece, with huge pages where
-    the system has them, and gives it back, still warm, when its last array is gone.
+    the system handing out pages. So an arena asks for it in one piece, and gives it back, still
+    warm, when its last array is gone.
 
     Parameters
     ----------
     nbytes : how much is likely to be wanted; more is given, in further pieces. With 0, each array
         of some size has a piece of its own.
+    huge : in huge pages, where the system has them: quick for what is gone soon. For what stays
+        they may be slow to find.
     """
 
     def __init__(self, nbytes: int, huge: bool = False):

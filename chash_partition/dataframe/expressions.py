@@ -26,7 +26,6 @@ from chash_partition._dask import (
     Blockwise,
     BlockwiseMerge,
     DropDuplicates,
-    DropDuplicatesBlockwise,
     Elemwise,
     Expr,
     Filter,
@@ -370,7 +369,7 @@ class PlacedMerge(Ours, Merge):
         if sides_of(self) is None:
             merge = SemiMerge if self.how == "leftsemi" else Merge
             return Told(merge(Told(self.left), Told(self.right), *self.operands[2:]))
-        right = DropDuplicatesBlockwise(self.right) if self.how == "leftsemi" else self.right
+        right = Distinct(self.right, None, "first", False) if self.how == "leftsemi" else self.right
         return ColocatedMerge(self.left, right, **self.kwargs)
 
 

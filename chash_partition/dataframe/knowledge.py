@@ -7,6 +7,8 @@ placed, which costs a shuffle and is never wrong.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -268,6 +270,8 @@ class KeepsKey:
     def __init__(self, function: Callable[..., pd.DataFrame], on: tuple[Hashable, ...], layout: Layout):
         self.function, self.on, self.layout = function, on, layout
         self.__name__ = str(getattr(function, "__name__", type(function).__name__))
+        with contextlib.suppress(TypeError, ValueError):  # some have none
+            self.__signature__ = inspect.signature(function)  # Dask looks there for partition_info
 
     def __call__(self, block: pd.DataFrame, *args: Any, **kwargs: Any) -> pd.DataFrame:
         out = self.function(block, *args, **kwargs)

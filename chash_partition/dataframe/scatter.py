@@ -7,11 +7,10 @@ partitions (Polychroniou and Ross, "A comprehensive study of main-memory partiti
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from chash_partition.hashing import compiled
+from chash_partition.hashing import compiled, once
 
 
 class Kernels(NamedTuple):
@@ -23,25 +22,15 @@ class Kernels(NamedTuple):
     offsets: Callable[..., None]
 
 
-_lock = threading.Lock()
-_compiled: Kernels | None = None
 _copy: Any
 _load_i64: Any
 _store_i64: Any
 _fill: Any
 
 
+@once
 def kernels() -> Kernels:
     """The compiled loops; numba is imported on the first call."""
-    global _compiled
-    if _compiled is None:
-        with _lock:
-            if _compiled is None:
-                _compiled = _compile()
-    return _compiled
-
-
-def _compile() -> Kernels:
     global _copy, _fill, _load_i64, _store_i64
     import numba
     from llvmlite import ir

@@ -356,13 +356,27 @@ def _as_meta(column: Any, dtype: Any) -> Any:
     before = pd.Series(column, copy=False)
     try:
         after = before.astype(dtype)
-        there = before.notna()
-        same = after.notna().equals(there) and all(
-            bool(a == b) for a, b in zip(before[there], after[there], strict=True)
-        )
+        same = _same_values(before, after)
     except (TypeError, ValueError, OverflowError):
         return column
     return after.array if same else column
+
+
+def _same_values(before: pd.Series, after: pd.Series) -> bool:
+    """Whether a cast changed no value. Text is never the same as the numbers that it spells."""
+    if isinstance(before.dtype, pd.CategoricalDtype):
+        before = before.astype(before.cat.categories.dtype)
+    there = before.notna()
+    if not after.notna().equals(there):
+        return False
+    if after.dtype == object:
+        return True
+    if before.dtype == object:
+        return bool(np.all(before[there].to_numpy() == after[there].to_numpy(dtype=object)))
+    kinds = (pd.api.types.is_numeric_dtype, pd.api.types.is_string_dtype)
+    if any(kind(before.dtype) != kind(after.dtype) for kind in kinds):
+        return False
+    return after[there].astype(before.dtype).equals(before[there])
 
 
 def transfer(block: pd.DataFrame, shuffle: ShuffleId, number: int) -> int:
@@ -638,13 +652,13 @@ class PlacedShuffleSpec(ShuffleSpec[int]):
 
     def pick_worker(self, partition: int, workers: Sequence[str]) -> str:
         """The owner; if it is gone the next node on the ring that is here; else any worker."""
-        here = {name: address for name, address in self.addresses.items() if address in workers}
-        owner = self.layout.owner_of(partition)
-        if owner in here:
-            return here[owner]
+        owner = self.addresses.get(self.layout.owner_of(partition))
+        if owner is not None and owner in workers:
+            return owner
         for name in self.layout.ring.preference_at(self.layout.point(partition)):
-            if name in here:
-                return here[name]
+            address = self.addresses.get(name)
+            if address is not None and address in workers:
+                return address
         # Dask hands the workers over in rotated order: sort, so that a re-run lands alike.
         return sorted(workers)[partition % len(workers)]
 

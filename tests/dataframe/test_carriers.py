@@ -202,6 +202,31 @@ def test_values_that_do_not_fit_the_meta_are_not_changed(dtype: str, values: Any
     pd.testing.assert_frame_equal(got, frame)
 
 
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([1, 2, 3], "float64"),
+        ([1.0, 2.0, 3.0], "int8"),
+        ([1, 2, 3], "Int64"),
+        ([1, 2, 3], object),
+        ([True, False, True], "int64"),
+        (pd.Series([None] * 3, dtype=object), "float64"),
+        (pd.Series([None] * 3, dtype=object), "string"),
+        (pd.Series(["a", None, "b"], dtype=object), "string"),
+        (pd.Categorical(["a", None, "b"]), "string"),
+        (pd.to_datetime(["2000-01-01"] * 3).as_unit("s"), "M8[ns]"),
+    ],
+)
+def test_values_that_fit_the_meta_get_its_dtype(values: Any, dtype: Any) -> None:
+    frame = pd.DataFrame({"k": [3] * 3, "x": values})
+    whole = Stack(
+        [split(frame, ["k"], 0, Slots.of(dict.fromkeys(range(4), "w"), 4))["w"]],
+        frame[:0].astype({"x": dtype}),
+    )
+    [got] = [block for block in map(whole.unpack, range(4)) if len(block)]
+    pd.testing.assert_series_equal(got["x"], frame["x"].astype(dtype))
+
+
 def check(blocks: list[pd.DataFrame], to_disk: bool, directory: str) -> None:
     spilled = SpillFile(directory) if to_disk else None
     got = travelled(blocks, ["k"], {p: "xyz"[p % 3] for p in range(64)}, spilled)

@@ -42,6 +42,15 @@ def test_rows_of_other_partitions_are_an_error(function: Any, local: None) -> No
         _ = placed.chash.map_partitions(function).chash
 
 
+def test_a_function_is_told_its_partition(local: None) -> None:
+    def numbered(block: pd.DataFrame, partition_info: dict[str, int] | None = None) -> pd.DataFrame:
+        return block.assign(n=-1 if partition_info is None else partition_info["number"])
+
+    placed = split(sample()).pipe(chash_repartition, "k", npartitions=6, nodes=["a"])
+    blocks = blocks_of(placed.chash.map_partitions(numbered, keeps_key=True))
+    assert [set(block["n"]) <= {i} for i, block in enumerate(blocks)] == [True] * 6
+
+
 def test_a_function_that_drops_the_key_is_refused_at_once(local: None) -> None:
     placed = split(sample()).pipe(chash_repartition, "k", npartitions=6, nodes=["a"])
     with pytest.raises(ValueError, match="without the key column 'k'"):

@@ -74,11 +74,12 @@ def client(mortals: LocalCluster) -> Iterator[Client]:
         yield client
 
 
-def kill_workers(cluster: LocalCluster, client: Client, phase: str, seed: int, n: int = 1) -> None:
+def workers_die(cluster: LocalCluster, client: Client, phase: str, seed: int) -> None:
+    """One, or in every fifth run two."""
     rng = random.Random(f"{phase} {seed}")
     until(lambda: len(client.scheduler_info()["workers"]) == WORKERS)
     lazy, expected = frame(seed)
-    victims = rng.sample(sorted(processes(client).values()), n)
+    victims = rng.sample(sorted(processes(client).values()), 2 if seed % 5 == 4 else 1)
 
     def kill() -> None:
         for pid in victims:
@@ -95,18 +96,6 @@ def kill_workers(cluster: LocalCluster, client: Client, phase: str, seed: int, n
     assert_right(client, result, expected)
     del result
     assert_no_trace(client)
-
-
-@pytest.mark.parametrize("phase", [*PHASES, "persisted"])
-def test_a_worker_dies(mortals: LocalCluster, client: Client, phase: str) -> None:
-    kill_workers(mortals, client, phase, 0)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("phase", [*PHASES, "persisted"])
-def test_workers_die_again_and_again(mortals: LocalCluster, client: Client, phase: str) -> None:
-    for seed in range(1, 21):
-        kill_workers(mortals, client, phase, seed, 1 + (seed % 5 == 0))
 
 
 def a_worker_joins(cluster: LocalCluster, client: Client, phase: str, seed: int) -> None:
@@ -132,16 +121,22 @@ def a_worker_joins(cluster: LocalCluster, client: Client, phase: str, seed: int)
         until(lambda: len(client.scheduler_info()["workers"]) == WORKERS)
 
 
-@pytest.mark.parametrize("phase", [*PHASES, "persisted"])
-def test_a_worker_joins(mortals: LocalCluster, client: Client, phase: str) -> None:
-    a_worker_joins(mortals, client, phase, 0)
+EVENTS = pytest.mark.parametrize("event", [workers_die, a_worker_joins])
+AT = pytest.mark.parametrize("phase", [*PHASES, "persisted"])
+
+
+@EVENTS
+@AT
+def test_workers_come_and_go(mortals: LocalCluster, client: Client, phase: str, event: Any) -> None:
+    event(mortals, client, phase, 0)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("phase", [*PHASES, "persisted"])
-def test_workers_join_again_and_again(mortals: LocalCluster, client: Client, phase: str) -> None:
-    for seed in range(1, 11):
-        a_worker_joins(mortals, client, phase, seed)
+@EVENTS
+@AT
+def test_workers_come_and_go_again(mortals: LocalCluster, client: Client, phase: str, event: Any) -> None:
+    for seed in range(1, 21):
+        event(mortals, client, phase, seed)
 
 
 def cut_connections(client: Client, seed: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import dask.dataframe as dd
@@ -24,27 +25,40 @@ def checked(
     return pd.DataFrame({"placed": [placed], "dtypes": [block.dtypes.equals(meta.dtypes)]})
 
 
-@pytest.mark.long
-def test_tables_at_scale_factor_1(tmp_path: Path) -> None:
-    import duckdb
-    from tpch import KEYS, generate
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tpch import generate
 
-    generate(tmp_path, 1)
+    folder = tmp_path_factory.mktemp("tpch")
+    generate(folder, 1)
+    return folder
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
     with (
         LocalCluster(
             n_workers=2, threads_per_worker=1, dashboard_address=":0", memory_limit="8GiB"
         ) as cluster,
-        Client(cluster),
-        duckdb.connect() as connection,
+        Client(cluster) as client,
     ):
+        yield client
+
+
+@pytest.mark.long
+def test_tables_at_scale_factor_1(tables: Path, client: Client, tmp_path: Path) -> None:
+    import duckdb
+    from tpch import KEYS
+
+    with duckdb.connect() as connection:
         for table, key in KEYS.items():
-            plain = dd.read_parquet(tmp_path / table)
+            plain = dd.read_parquet(tables / table)
             placed = plain.pipe(chash_repartition, key, npartitions=64)
             layout, out = placed.chash.layout, tmp_path / f"{table}-placed"
             meta = {"placed": bool, "dtypes": bool}
             assert placed.map_partitions(checked, layout, plain._meta, meta=meta).compute().all(axis=None)
             placed.to_parquet(out, write_index=False)
-            before, after = (f"(FROM read_parquet('{tmp_path / name}/*'))" for name in (table, out.name))
+            before, after = (f"(FROM read_parquet('{path}/*'))" for path in (tables / table, out))
             for a, b in ((before, after), (after, before)):
                 assert connection.sql(f"SELECT count(*) FROM ({a} EXCEPT ALL {b})").fetchall() == [(0,)]
             [(rows, placed_rows)] = connection.sql(
@@ -68,20 +82,12 @@ def with_cents(orders: pd.DataFrame) -> pd.DataFrame:
 
 
 @pytest.mark.long
-def test_queries_at_scale_factor_1(tmp_path: Path) -> None:
+def test_queries_at_scale_factor_1(tables: Path, client: Client) -> None:
     import duckdb
-    from tpch import generate
 
-    generate(tmp_path, 1)
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=":0", memory_limit="8GiB"
-        ) as cluster,
-        Client(cluster) as client,
-        duckdb.connect() as connection,
-    ):
+    with duckdb.connect() as connection:
         lines, orders, customers = (
-            dd.read_parquet(tmp_path / name) for name in ("lineitem", "orders", "customer")
+            dd.read_parquet(tables / name) for name in ("lineitem", "orders", "customer")
         )
         meta = {"l_orderkey": "int64", "revenue": "int64"}
         lines = lines.map_partitions(with_revenue, meta=meta)
@@ -96,7 +102,7 @@ def test_queries_at_scale_factor_1(tmp_path: Path) -> None:
         found = spent.compute().reset_index().sort_values(["spent", "o_custkey"], ascending=[False, True])
         expected = connection.sql(
             f"SELECT o_custkey, CAST(sum(o_totalprice) * 100 AS BIGINT) AS spent "
-            f"FROM read_parquet('{tmp_path}/orders/*') GROUP BY o_custkey "
+            f"FROM read_parquet('{tables}/orders/*') GROUP BY o_custkey "
             f"ORDER BY spent DESC, o_custkey LIMIT 10"
         ).fetchall()
         assert list(found.head(10).itertuples(index=False, name=None)) == expected
@@ -122,8 +128,8 @@ def test_queries_at_scale_factor_1(tmp_path: Path) -> None:
         revenue = whole.groupby("c_nationkey")["revenue"].sum().compute().sort_index()
         expected = connection.sql(
             f"""SELECT c_nationkey, CAST(sum(l_extendedprice * (1 - l_discount)) * 10000 AS BIGINT)
-            FROM read_parquet('{tmp_path}/lineitem/*') JOIN read_parquet('{tmp_path}/orders/*')
-            ON l_orderkey = o_orderkey JOIN read_parquet('{tmp_path}/customer/*')
+            FROM read_parquet('{tables}/lineitem/*') JOIN read_parquet('{tables}/orders/*')
+            ON l_orderkey = o_orderkey JOIN read_parquet('{tables}/customer/*')
             ON o_custkey = c_custkey GROUP BY c_nationkey ORDER BY c_nationkey"""
         ).fetchall()
         assert list(revenue.items()) == expected
