@@ -337,6 +337,14 @@ def test_some_partitions_in_any_order(wanted: list[int], engine: str) -> None:
         assert_same_rows(block, frame[here == partition])
 
 
+def test_rows_keep_their_order_within_a_partition(engine: str) -> None:
+    frame = pd.DataFrame({"k": np.arange(6000) % 97, "row": np.arange(6000)})
+    plain = of_blocks([frame[a : a + 200] for a in range(0, 6000, 200)])
+    placed = plain.pipe(chash_repartition, "k", npartitions=P, nodes=["0", "1", "2", "3"], engine=engine)
+    for block in blocks_of(placed):
+        assert block["row"].is_monotonic_increasing
+
+
 def test_many_rows_of_all_kinds(client: Client, objects_as_they_are: None) -> None:
     cases = {"n": _numbers, "t": _times, "e": _extension, "a": _arrow, "o": _objects}
     parts = [case()[1].drop(columns="k").add_prefix(name) for name, case in cases.items()]
