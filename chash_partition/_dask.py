@@ -12,6 +12,7 @@ try:
     from dask._task_spec import Task, TaskRef
     from dask.dataframe.dask_expr import _groupby as groupby
     from dask.dataframe.dask_expr._collection import DataFrame, new_collection
+    from dask.dataframe.dask_expr._concat import Concat, StackPartition
     from dask.dataframe.dask_expr._expr import (
         AddPrefix,
         AddSuffix,
@@ -20,11 +21,13 @@ try:
         Blockwise,
         Drop,
         DropnaFrame,
+        DropnaSeries,
         Elemwise,
         ExplodeFrame,
         Expr,
         Fillna,
         Filter,
+        Index,
         MapPartitions,
         Partitions,
         PartitionsFiltered,
@@ -33,11 +36,14 @@ try:
         RenameFrame,
         ResetIndex,
         Round,
+        ToFrame,
         determine_column_projection,
     )
-    from dask.dataframe.dask_expr._groupby import GroupByBase, Median
+    from dask.dataframe.dask_expr._groupby import GroupByApply, GroupByBase, Median
+    from dask.dataframe.dask_expr._indexing import Loc
     from dask.dataframe.dask_expr._merge import BlockwiseMerge, Merge, SemiMerge
-    from dask.dataframe.dask_expr._reductions import DropDuplicates
+    from dask.dataframe.dask_expr._reductions import DropDuplicates, Unique, ValueCounts
+    from dask.dataframe.dask_expr._repartition import Repartition
     from dask.dataframe.dask_expr._shuffle import ShuffleBase as Shuffle
     from dask.dataframe.dask_expr.io.io import FromGraph
     from dask.dataframe.multi import merge_chunk
@@ -79,17 +85,22 @@ __all__ = [
     "Assign",
     "Blockwise",
     "BlockwiseMerge",
+    "Concat",
     "DataFrame",
     "Drop",
     "DropDuplicates",
     "DropnaFrame",
+    "DropnaSeries",
     "Elemwise",
     "ExplodeFrame",
     "Expr",
     "Fillna",
     "Filter",
     "FromGraph",
+    "GroupByApply",
     "GroupByBase",
+    "Index",
+    "Loc",
     "MapPartitions",
     "Median",
     "Merge",
@@ -101,6 +112,7 @@ __all__ = [
     "Query",
     "ReduceReplicas",
     "RenameFrame",
+    "Repartition",
     "Reschedule",
     "ResetIndex",
     "ResourceLimiter",
@@ -111,9 +123,13 @@ __all__ = [
     "ShuffleId",
     "ShuffleRun",
     "ShuffleSpec",
+    "StackPartition",
     "Suggestion",
     "Task",
     "TaskRef",
+    "ToFrame",
+    "Unique",
+    "ValueCounts",
     "barrier_key",
     "context_meter",
     "determine_column_projection",

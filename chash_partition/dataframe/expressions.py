@@ -16,39 +16,51 @@ A merge decides when it is lowered, from its sides as they then are.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from dask.dataframe import methods
+from dask.utils import M
 
 from chash_partition._dask import (
     Blockwise,
     BlockwiseMerge,
+    Concat,
     DropDuplicates,
     Elemwise,
     Expr,
     Filter,
     FromGraph,
+    GroupByApply,
     GroupByBase,
+    Index,
     Median,
     Merge,
     P2PBarrierTask,
     PartitionsFiltered,
     Projection,
+    Repartition,
     SemiMerge,
     ShuffleId,
+    StackPartition,
     Task,
     TaskRef,
+    Unique,
+    ValueCounts,
     barrier_key,
     determine_column_projection,
     merge_chunk,
+    new_collection,
     p2p_barrier,
 )
 from chash_partition.dataframe.blocks import groups_of, share_of, slots_of, split_block, stack
 from chash_partition.dataframe.knowledge import (
     Known,
     by_columns,
+    columns_of,
+    equals_meet,
     groups_meet,
     known,
     known_of_merge,
@@ -97,12 +109,14 @@ class Claim(Ours):
     def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
         if not isinstance(parent, Expr) or isinstance(parent, Claim):
             return None
-        if type(parent) in (Merge, SemiMerge):
-            return PlacedMerge(*parent.operands)
+        if type(parent) in OURS:
+            return OURS[type(parent)](*parent.operands)
         if isinstance(parent, GroupByBase) and not isinstance(parent, Blockwise):
             return self._under_groupby(parent)
-        if type(parent) is DropDuplicates and known(parent) is not None:
-            return Claim(Distinct(self.frame, *map(parent.operand, Distinct._parameters[1:])))
+        if type(parent) in (DropDuplicates, Unique, ValueCounts):
+            if (alone := _by_partition(parent)) is not None:
+                return Claim(alone.substitute(self, self.frame))
+            return Claim(Told(parent.substitute(self, self.frame)))
         climbed = parent.substitute(self, self.frame)
         if climbed._name == parent._name:
             return None
@@ -111,7 +125,7 @@ class Claim(Ours):
     def _under_groupby(self, parent: Expr) -> Expr:
         facts = by_columns(self.frame)
         if facts is None or not groups_meet(parent, facts):
-            return Claim(Told(_one_list_of_categories(parent).substitute(self, self.frame)))
+            return Claim(Told(_one_list_of_categories(parent.substitute(self, self.frame))))
         grouped = parent.substitute(self, Told(self.frame, facts.on))
         # Dask gives the number of partitions that a shuffle would make; there is none.
         if "split_out" in grouped._parameters:
@@ -137,9 +151,34 @@ def _is_frame(expr: Expr) -> bool:
 
 def _one_list_of_categories(groups: Expr) -> Expr:
     """The group-by in one partition, where several would each list all categories."""
-    if "split_out" not in groups._parameters or not reports_all_categories(groups):
+    if not reports_all_categories(groups):
         return groups
-    return groups.substitute_parameters({"split_out": 1})
+    if "split_out" in groups._parameters:
+        return groups.substitute_parameters({"split_out": 1})
+    if not isinstance(groups, GroupByApply):
+        return groups
+    # The frame, and series that it is grouped by.
+    return type(groups)(*(Repartition(op, 1) if isinstance(op, Expr) else op for op in groups.operands))
+
+
+def _by_partition(parent: Expr) -> Expr | None:
+    """What looks for equal rows, partition by partition, if those that are equal lie in one."""
+    if equals_meet(parent) is None:
+        return None
+    frame = parent.frame
+    if type(parent) is DropDuplicates:
+        return Distinct(frame, *map(parent.operand, Distinct._parameters[1:]))
+    if type(parent) is Unique:
+        return _mapped(parent, methods.unique, series_name=parent._meta.name)
+    if parent.sort or _is_category(frame._meta.dtype):  # it counts those that are not there too
+        return None
+    counted = _mapped(parent, pd.Series.value_counts, sort=False, dropna=parent.dropna)
+    return counted / parent.total_length if parent.normalize else counted
+
+
+def _mapped(parent: Expr, function: Callable[..., Any], **kwargs: Any) -> Expr:
+    frame = new_collection(parent.frame)
+    return frame.map_partitions(function, **kwargs, meta=parent._meta, enforce_metadata=False).expr
 
 
 class Told(Ours, Elemwise):
@@ -153,8 +192,12 @@ class Told(Ours, Elemwise):
 
     _parameters = ["frame", "columns", "checked"]
     _defaults = {"columns": (), "checked": False}
-    _projection_passthrough = True
-    _filter_passthrough = True
+
+    @property
+    def _projection_passthrough(self) -> bool:
+        return not self.checked  # once lowered, nothing passes what is hidden below
+
+    _filter_passthrough = _projection_passthrough
 
     @staticmethod
     def operation(frame: pd.DataFrame) -> pd.DataFrame:
@@ -198,7 +241,12 @@ class Distinct(Ours, Blockwise):
 
     _parameters = ["frame", "subset", "keep", "ignore_index"]
     _keyword_only = ["subset", "keep", "ignore_index"]
-    operation = staticmethod(pd.DataFrame.drop_duplicates)
+    operation = M.drop_duplicates
+
+    @functools.cached_property
+    def _kwargs(self) -> dict[str, Any]:
+        names = self._keyword_only if self.frame.ndim == 2 else self._keyword_only[1:]
+        return {name: self.operand(name) for name in names}
 
     def _known(self) -> Known | None:
         return known(self.frame)
@@ -361,6 +409,28 @@ class PlacedMerge(Ours, Merge):
 
     _known = known_of_merge
 
+    def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
+        on = [*labels(self.left_on), *labels(self.right_on)]
+        if isinstance(parent, (Projection, Index)) and not any(isinstance(key, Expr) for key in on):
+            return self._project(parent, set(on), dependents)
+        # Dask takes a column for one with a suffix if there is one by such a name.
+        columns = {*self.left.columns, *self.right.columns}
+        if columns & {f"{column}{suffix}" for column in columns for suffix in self.suffixes if suffix}:
+            return None
+        return super()._simplify_up(parent, dependents)
+
+    def _project(self, parent: Expr, keys: set[Label], dependents: Any) -> Expr | None:
+        wanted = set(labels(determine_column_projection(self, parent, dependents)))
+        # Both sides keep a column that both have: without its like it would get no suffix.
+        sides = [
+            [c for c in side.columns if c in keys or wanted & {c, *(f"{c}{end}" for end in self.suffixes)}]
+            for side in (self.left, self.right)
+        ]
+        if sides == [list(self.left.columns), list(self.right.columns)]:
+            return None
+        merge = type(self)(self.left[sides[0]], self.right[sides[1]], *self.operands[2:])
+        return type(parent)(merge, *parent.operands[1:])
+
     def _divisions(self) -> tuple[Any, ...]:
         sides = sides_of(self)
         return super()._divisions() if sides is None else (None,) * (sides[0].layout.npartitions + 1)
@@ -368,9 +438,57 @@ class PlacedMerge(Ours, Merge):
     def _lower(self) -> Expr:
         if sides_of(self) is None:
             merge = SemiMerge if self.how == "leftsemi" else Merge
-            return Told(merge(Told(self.left), Told(self.right), *self.operands[2:]))
+            return Told(merge(Told(self.left), Told(self.right), *self.operands[2:]), (), True)
         right = Distinct(self.right, None, "first", False) if self.how == "leftsemi" else self.right
         return ColocatedMerge(self.left, right, **self.kwargs)
+
+
+class KeepsRows(Ours):
+    """Of frames one after the other, none may be left out."""
+
+    def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
+        if not isinstance(parent, Projection):
+            return None
+        # Dask leaves out frames that have none of the columns wanted, and with them their rows.
+        wanted = set(labels(determine_column_projection(self, parent, dependents)))
+        if not all(wanted & set(columns_of(frame)) for frame in self._frames):
+            return None
+        return super()._simplify_up(parent, dependents)
+
+
+class PlacedConcat(KeepsRows, Concat):
+    """Frames one after the other, with a placed one among them."""
+
+    def _lower(self) -> Expr:
+        lowered = super()._lower()
+        return PlacedStack(*lowered.operands) if type(lowered) is StackPartition else lowered
+
+
+class PlacedStack(KeepsRows, StackPartition):
+    """As `PlacedConcat` is lowered: Dask simplifies once more after that."""
+
+
+OURS = {Merge: PlacedMerge, SemiMerge: PlacedMerge, Concat: PlacedConcat}
+
+
+def _asked_first(theirs: type[Expr], ours: type[Expr]) -> None:
+    """Of frames that descend from placed ones, our expression is asked what may pass it.
+
+    Dask looks at parents first, so a filter would be below its merge before a `Claim` meets it.
+    """
+    simplify_up = theirs._simplify_up
+
+    @functools.wraps(simplify_up)
+    def ours_or_theirs(self: Expr, parent: Expr, dependents: Any) -> Expr | None:
+        if type(self) is theirs and any(isinstance(node, Claim) for node in self.walk()):
+            return parent.substitute(self, ours(*self.operands))
+        return simplify_up(self, parent, dependents)
+
+    theirs._simplify_up = ours_or_theirs
+
+
+for _theirs, _ours in OURS.items():
+    _asked_first(_theirs, _ours)
 
 
 class ColocatedMerge(Ours, BlockwiseMerge):

@@ -24,10 +24,12 @@ from chash_partition._dask import (
     Drop,
     DropDuplicates,
     DropnaFrame,
+    DropnaSeries,
     ExplodeFrame,
     Expr,
     Fillna,
     Filter,
+    Loc,
     MapPartitions,
     Merge,
     Projection,
@@ -36,6 +38,7 @@ from chash_partition._dask import (
     ResetIndex,
     Round,
     SemiMerge,
+    ToFrame,
     groupby,
 )
 from chash_partition.dataframe.keys import keys_of
@@ -83,7 +86,7 @@ def known(expr: Expr) -> Known | None:
     facts = own(expr) if own is not None else _by_rule(expr)
     if facts is None or not expr.ndim:
         return None
-    columns = list(expr.columns) if expr.ndim == 2 else []
+    columns = columns_of(expr)
     levels = [name for name in expr._meta.index.names if name is not None]
     found = [columns.count(name) or levels.count(name) for name in facts.on]
     return facts if all(n == 1 for n in found) else None
@@ -96,7 +99,7 @@ def _by_rule(expr: Expr) -> Known | None:
     if below is None or facts is None:
         return None
     # A level of the index by the name of a key that is a column would be taken for it when that is gone.
-    columns = list(expr.columns) if expr.ndim == 2 else []
+    columns = columns_of(expr)
     index = _levels(expr.frame, below)
     if any(old not in index and new not in columns for old, new in zip(below.on, facts.on, strict=True)):
         return None
@@ -106,8 +109,13 @@ def _by_rule(expr: Expr) -> Known | None:
 
 def _levels(expr: Expr, facts: Known) -> set[Hashable]:
     """The keys that are levels of the index."""
-    columns = list(expr.columns) if expr.ndim == 2 else []
+    columns = columns_of(expr)
     return {name for name in facts.on if name not in columns}
+
+
+def columns_of(expr: Expr) -> list[Hashable]:
+    """The columns of a frame, or the name of a series."""
+    return list(expr.columns) if expr.ndim == 2 else [expr._meta.name]
 
 
 def by_columns(expr: Expr) -> Known | None:
@@ -159,7 +167,7 @@ def groups_meet(groups: Expr, facts: Known) -> bool:
     """Whether each group of a frame of which these facts are known lies in one partition, which alone
     reports it."""
     by = {column for column in groups.by if not isinstance(column, Expr)}
-    if facts.layout.npartitions == 1 or not by.issuperset(facts.on):
+    if groups.frame.ndim < 2 or facts.layout.npartitions == 1 or not by.issuperset(facts.on):
         return False
     return not reports_all_categories(groups)
 
@@ -186,30 +194,32 @@ def known_of_groups(groups: Expr) -> Known | None:
     facts = by_columns(groups.frame)
     if facts is None or groups.operand("split_out") is not True or getattr(groups, "sort", False):
         return None
-    if not groups_meet(groups, facts) or (groups.ndim == 2 and set(facts.on) & set(groups.columns)):
+    if not groups_meet(groups, facts) or set(facts.on) & set(columns_of(groups)):
         return None
     return replace(facts, persisted=None)
 
 
-def rows_meet(distinct: Expr, facts: Known) -> bool:
-    """Whether rows that `drop_duplicates` takes for the same lie in one partition."""
-    if distinct.ndim != 2 or distinct.operand("split_out") is not True or facts.layout.npartitions == 1:
-        return False
-    subset = distinct.operand("subset")
-    return set(facts.on) <= set(distinct.frame.columns if subset is None else labels(subset))
-
-
-def known_of_distinct(distinct: Expr) -> Known | None:
-    facts = by_columns(distinct.frame)
-    return facts if facts is not None and rows_meet(distinct, facts) else None
+def equals_meet(expr: Expr) -> Known | None:
+    """What is known of the frame below, if that lets `drop_duplicates`, `unique` or `value_counts` look
+    at each partition alone: the rows that they take for the same lie in one."""
+    facts = by_columns(expr.frame)
+    if facts is None or facts.layout.npartitions == 1 or expr.operand("split_out") is not True:
+        return None
+    subset = expr.operand("subset") if "subset" in expr._parameters else None
+    compared = columns_of(expr.frame) if subset is None else labels(subset)
+    return facts if set(facts.on) <= set(compared) else None
 
 
 def _rows(expr: Expr, below: Known) -> Known | None:
     return below
 
 
-def _projection(expr: Projection, below: Known) -> Known | None:
-    return below if isinstance(expr.operand("columns"), list) else None
+def _to_frame(expr: ToFrame, below: Known) -> Known | None:
+    return _renamed(expr, below, lambda name: expr.columns[0])
+
+
+def _loc(expr: Loc, below: Known) -> Known | None:
+    return below if isinstance(expr.iindexer, Expr) and expr.operand("cindexer") is None else None
 
 
 def _drop(expr: Drop, below: Known) -> Known | None:
@@ -301,7 +311,7 @@ AGGREGATIONS = frozenset(
 OWN: dict[type[Expr], Callable[[Any], Known | None]] = {
     Merge: known_of_merge,
     SemiMerge: known_of_merge,
-    DropDuplicates: known_of_distinct,
+    DropDuplicates: equals_meet,
     **dict.fromkeys(AGGREGATIONS, known_of_groups),
 }
 
@@ -309,7 +319,10 @@ OWN: dict[type[Expr], Callable[[Any], Known | None]] = {
 RULES: dict[type[Expr], Rule] = {
     Filter: _rows,
     DropnaFrame: _rows,
-    Projection: _projection,
+    DropnaSeries: _rows,
+    Loc: _loc,
+    Projection: _rows,
+    ToFrame: _to_frame,
     Drop: _drop,
     Assign: _assign,
     Fillna: _fillna,
