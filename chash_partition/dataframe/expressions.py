@@ -92,6 +92,7 @@ class Claim(Ours):
     """Marks a frame as descending from a placed one; climbs to the root and vanishes there."""
 
     _parameters = ["frame"]
+    climbs = True
 
     @functools.cached_property
     def _meta(self) -> Any:
@@ -109,11 +110,13 @@ class Claim(Ours):
     def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
         if not isinstance(parent, Expr) or isinstance(parent, Claim):
             return None
+        if self._is_awaited(parent):
+            return None
         if type(parent) in OURS:
             return OURS[type(parent)](*parent.operands)
-        if isinstance(parent, GroupByBase) and not isinstance(parent, Blockwise):
+        if _is_groupby(parent):
             return self._under_groupby(parent)
-        if type(parent) in (DropDuplicates, Unique, ValueCounts):
+        if type(parent) in OF_EQUALS:
             if (alone := _by_partition(parent)) is not None:
                 return Claim(alone.substitute(self, self.frame))
             return Claim(Told(parent.substitute(self, self.frame)))
@@ -122,7 +125,19 @@ class Claim(Ours):
             return None
         return Claim(climbed) if _is_frame(climbed) else climbed
 
+    def _is_awaited(self, parent: Expr) -> bool:
+        """Whether something else below `parent` has yet to meet this claim, which would vanish there too."""
+        below = (node for side in parent.dependencies() for node in side.walk())
+        return any(
+            (type(node) in OURS or type(node) in OF_EQUALS or _is_groupby(node))
+            and any(claim._name == self._name for claim in node.find_operations(Claim))
+            for node in below
+        )
+
     def _under_groupby(self, parent: Expr) -> Expr:
+        if "dropna" in parent._parameters and parent.operand("dropna") is None:
+            # The same, but Dask's mean, var and std take None for False at their last step.
+            parent = parent.substitute_parameters({"dropna": True})
         facts = by_columns(self.frame)
         if facts is None or not groups_meet(parent, facts):
             return Claim(Told(_one_list_of_categories(parent.substitute(self, self.frame))))
@@ -149,6 +164,10 @@ def _is_frame(expr: Expr) -> bool:
         return False
 
 
+def _is_groupby(expr: Expr) -> bool:
+    return isinstance(expr, GroupByBase) and not isinstance(expr, Blockwise)
+
+
 def _one_list_of_categories(groups: Expr) -> Expr:
     """The group-by in one partition, where several would each list all categories."""
     if not reports_all_categories(groups):
@@ -159,6 +178,9 @@ def _one_list_of_categories(groups: Expr) -> Expr:
         return groups
     # The frame, and series that it is grouped by.
     return type(groups)(*(Repartition(op, 1) if isinstance(op, Expr) else op for op in groups.operands))
+
+
+OF_EQUALS = (DropDuplicates, Unique, ValueCounts)
 
 
 def _by_partition(parent: Expr) -> Expr | None:
@@ -199,6 +221,10 @@ class Told(Ours, Elemwise):
 
     _filter_passthrough = _projection_passthrough
 
+    @property
+    def tells(self) -> bool:
+        return bool(self.operand("columns"))
+
     @staticmethod
     def operation(frame: pd.DataFrame) -> pd.DataFrame:
         return frame
@@ -224,7 +250,7 @@ class Told(Ours, Elemwise):
         return {(*columns, *columns)} if columns else set()
 
     def _lower(self) -> Expr | None:
-        if not self.operand("columns") or self.checked:
+        if not self.tells or self.checked:
             return None
         facts = known(self.frame)
         if facts is None or not set(facts.on) <= set(self.operand("columns")):
@@ -480,7 +506,7 @@ def _asked_first(theirs: type[Expr], ours: type[Expr]) -> None:
 
     @functools.wraps(simplify_up)
     def ours_or_theirs(self: Expr, parent: Expr, dependents: Any) -> Expr | None:
-        if type(self) is theirs and any(isinstance(node, Claim) for node in self.walk()):
+        if type(self) is theirs and any(True for _ in self.find_operations(Claim)):
             return parent.substitute(self, ours(*self.operands))
         return simplify_up(self, parent, dependents)
 

@@ -186,6 +186,11 @@ def reports_all_categories(groups: Expr) -> bool:
     )
 
 
+def _will_be_met(expr: Expr) -> bool:
+    """Whether a `Claim` is below that will meet `expr`, or has met it: else it shuffles as in plain Dask."""
+    return getattr(expr.frame, "tells", False) or any(getattr(node, "climbs", False) for node in expr.walk())
+
+
 def known_of_groups(groups: Expr) -> Known | None:
     """Partition i of the result has the groups of partition i, in a level of the index.
 
@@ -194,7 +199,7 @@ def known_of_groups(groups: Expr) -> Known | None:
     facts = by_columns(groups.frame)
     if facts is None or groups.operand("split_out") is not True or getattr(groups, "sort", False):
         return None
-    if not groups_meet(groups, facts) or set(facts.on) & set(columns_of(groups)):
+    if not groups_meet(groups, facts) or not _will_be_met(groups) or set(facts.on) & set(columns_of(groups)):
         return None
     return replace(facts, persisted=None)
 
@@ -204,6 +209,8 @@ def equals_meet(expr: Expr) -> Known | None:
     at each partition alone: the rows that they take for the same lie in one."""
     facts = by_columns(expr.frame)
     if facts is None or facts.layout.npartitions == 1 or expr.operand("split_out") is not True:
+        return None
+    if not _will_be_met(expr):
         return None
     subset = expr.operand("subset") if "subset" in expr._parameters else None
     compared = columns_of(expr.frame) if subset is None else labels(subset)

@@ -48,6 +48,18 @@ def _spread(group: pd.DataFrame) -> pd.Series:
     return pd.Series({"low": group["x"].min(), "rows": len(group)})
 
 
+def _sorted(values: Any) -> list[int]:
+    return sorted(map(int, values))
+
+
+def _meta(df: Any, name: str) -> dict[str, Any]:
+    return {"meta": (name, object)} if isinstance(df, dd.DataFrame) else {}
+
+
+def _range(values: pd.Series) -> float:
+    return values.max() - values.min()
+
+
 SPREAD = pd.DataFrame({"low": [1], "rows": [1]})
 RANGE = dd.Aggregation(
     "range",
@@ -55,6 +67,8 @@ RANGE = dd.Aggregation(
     agg=lambda high, low: (high.max(), low.min()),
     finalize=lambda high, low: high - low,
 )
+
+EVERY = ("sum", "prod", "min", "max", "mean", "var", "std", "first", "last")
 
 # On the key: name -> what to do in Dask, and in pandas if that is written otherwise.
 Both = tuple[Callable[[Any], Any], Callable[[Any], Any]]
@@ -110,12 +124,48 @@ GROUPED: dict[str, Both] = {
         lambda df: df.groupby("k").x.transform(lambda s: s.sort_values().cumsum(), meta=("x", "int64")),
         lambda df: df.groupby("k").x.transform(lambda s: s.sort_values().cumsum()),
     ),
+    **{
+        name: _both(lambda df, name=name: getattr(df.groupby("k")[["x", "y"]], name)().round(6))
+        for name in (*EVERY, "idxmin", "idxmax", "cumsum", "cumprod", "ffill", "bfill", "head", "tail")
+    },
+    "agg of every word": _both(
+        lambda df: df.groupby("k").agg({"x": [*EVERY, "count", "size", "median"]}).round(6)
+    ),
+    "agg by name": _both(lambda df: df.groupby("k").agg(low=("x", "min"), high=("y", "max"))),
+    "agg into lists": _both(lambda df: df.groupby("k").x.agg(list)),
+    "cumcount": _both(lambda df: df.groupby("k").cumcount()),
+    "cumsum, superset": _both(lambda df: df.groupby(["j", "k"]).x.cumsum()),
+    "shift": (
+        lambda df: df.groupby("k").x.shift(1, meta=("x", "float64")),
+        lambda df: df.groupby("k").x.shift(1),
+    ),
+    "unique": _both(lambda df: df.groupby("k").j.unique().map(_sorted, **_meta(df, "j"))),
+    "a key as Series": _both(lambda df: df.groupby(df.k).x.sum()),
     "superset": _both(lambda df: df.groupby(["k", "j"]).agg({"x": "sum"})),
     "superset, other order": _both(lambda df: df.groupby(["j", "k"]).agg({"x": ["median", "sum"]})),
     "superset, apply": (
         lambda df: df.groupby(["j", "k"])[["x"]].apply(_spread, meta=SPREAD),
         lambda df: df.groupby(["j", "k"])[["x"]].apply(_spread),
     ),
+    "distinct rows": _both(lambda df: df[["k", "j"]].drop_duplicates()),
+    "distinct rows by the key": _both(lambda df: df.drop_duplicates(subset=["j", "k"])),
+    "distinct rows by the key, the last": _both(lambda df: df.drop_duplicates(subset="k", keep="last")),
+    "distinct keys": _both(lambda df: df.k.drop_duplicates()),
+    "distinct keys of filtered": _both(lambda df: df[df.x > 0].k.dropna().drop_duplicates()),
+    "keys": (lambda df: df.k.unique(), lambda df: pd.Series(df.k.unique(), name="k")),
+    "number of keys": (
+        lambda df: df.k.to_frame().k.nunique().to_series(),
+        lambda df: pd.Series(df.k.nunique()),
+    ),
+    "number of keys and nulls": (
+        lambda df: df.k.nunique(dropna=False).to_series(),
+        lambda df: pd.Series(df.k.nunique(dropna=False)),
+    ),
+    "rows a key": _both(lambda df: df.k.value_counts()),
+    "rows a key and null": _both(lambda df: df.k.value_counts(dropna=False)),
+    "rows a key, sorted": _both(lambda df: df.k.value_counts(sort=True, ascending=True)),
+    "share of rows a key": _both(lambda df: df.k.value_counts(normalize=True).round(9)),
+    "rows a key, of renamed": _both(lambda df: df.rename(columns={"k": "id"}).id.value_counts()),
     "of filtered": _both(lambda df: df[df.x > 0].groupby("k").agg({"y": ["median", "sum"]})),
     "of renamed": _both(lambda df: df.rename(columns={"k": "id"}).groupby("id").agg({"y": "median"})),
     "of assigned": _both(lambda df: df.assign(z=df.x + df.y).groupby("k").agg({"z": "median"})),
@@ -158,10 +208,15 @@ def test_a_groupby_on_categories(on: str, observed: bool, local: None) -> None:
     for out in (1, 3, True):
         got = placed.groupby(by, observed=observed).agg({"x": "sum"}, split_out=out)
         assert_same(got, frame.groupby(by, observed=observed).agg({"x": "sum"}))
-    # With observed=False, Dask's own median lists them once for each partition.
-    got = placed.groupby(by, observed=True).x.median()
-    assert shuffles(got) == shuffles(placed)
-    assert_same(got, frame.groupby(by, observed=True).x.median())
+    grouped, expected = placed.groupby(by, observed=observed), frame.groupby(by, observed=observed)
+    got = grouped.x.median()
+    assert_same(got, expected.x.median())
+    assert_same(grouped.x.apply(_range, meta=("x", "float64")), expected.x.apply(_range))
+    assert_same(grouped.x.transform("max", meta=("x", "int64")), expected.x.transform("max"))
+    by_series = placed.groupby([placed[column] for column in by], observed=observed)
+    assert_same(by_series.x.median(), expected.x.median())
+    if observed:
+        assert shuffles(got) == shuffles(placed)
 
 
 @pytest.mark.parametrize("out", [1, 3, True])
