@@ -45,6 +45,7 @@ try:
     from dask.dataframe.dask_expr._reductions import DropDuplicates, Unique, ValueCounts
     from dask.dataframe.dask_expr._repartition import Repartition
     from dask.dataframe.dask_expr._shuffle import ShuffleBase as Shuffle
+    from dask.dataframe.dask_expr._shuffle import SortValues
     from dask.dataframe.dask_expr.io.io import FromGraph
     from dask.dataframe.multi import merge_chunk
     from distributed.active_memory_manager import (
@@ -123,6 +124,7 @@ __all__ = [
     "ShuffleId",
     "ShuffleRun",
     "ShuffleSpec",
+    "SortValues",
     "StackPartition",
     "Suggestion",
     "Task",

@@ -27,7 +27,6 @@ from dask.utils import M
 from chash_partition._dask import (
     Blockwise,
     BlockwiseMerge,
-    Concat,
     DropDuplicates,
     Elemwise,
     Expr,
@@ -44,7 +43,6 @@ from chash_partition._dask import (
     Repartition,
     SemiMerge,
     ShuffleId,
-    StackPartition,
     Task,
     TaskRef,
     Unique,
@@ -56,10 +54,10 @@ from chash_partition._dask import (
     p2p_barrier,
 )
 from chash_partition.dataframe.blocks import groups_of, share_of, slots_of, split_block, stack
+from chash_partition.dataframe.corrected import CORRECTED, Ours
 from chash_partition.dataframe.knowledge import (
     Known,
     by_columns,
-    columns_of,
     equals_meet,
     groups_meet,
     known,
@@ -72,20 +70,6 @@ from chash_partition.dataframe.shuffle import PlacedShuffleSpec, Stack, transfer
 from chash_partition.layout import Layout
 
 Label = Hashable
-
-
-class Ours(Expr):
-    """What all expressions of this module share.
-
-    Dask 2025.7 asks any expression that is not of its own modules for a graph, only to see that
-    it has one, also above expressions that have none before they are lowered.
-    """
-
-    def __dask_graph__(self) -> dict[Any, Any]:
-        try:
-            return super().__dask_graph__()
-        except NotImplementedError:
-            return {}
 
 
 class Claim(Ours):
@@ -463,38 +447,15 @@ class PlacedMerge(Ours, Merge):
 
     def _lower(self) -> Expr:
         if sides_of(self) is None:
-            merge = SemiMerge if self.how == "leftsemi" else Merge
-            return Told(merge(Told(self.left), Told(self.right), *self.operands[2:]), (), True)
+            merge: Expr = Merge(Told(self.left), Told(self.right), *self.operands[2:])
+            if self.how == "leftsemi":  # broadcast, Dask's gives a row for each partition of the right
+                merge = SemiMerge(*merge.operands).substitute_parameters({"broadcast": False})
+            return Told(merge, (), True)
         right = Distinct(self.right, None, "first", False) if self.how == "leftsemi" else self.right
         return ColocatedMerge(self.left, right, **self.kwargs)
 
 
-class KeepsRows(Ours):
-    """Of frames one after the other, none may be left out."""
-
-    def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
-        if not isinstance(parent, Projection):
-            return None
-        # Dask leaves out frames that have none of the columns wanted, and with them their rows.
-        wanted = set(labels(determine_column_projection(self, parent, dependents)))
-        if not all(wanted & set(columns_of(frame)) for frame in self._frames):
-            return None
-        return super()._simplify_up(parent, dependents)
-
-
-class PlacedConcat(KeepsRows, Concat):
-    """Frames one after the other, with a placed one among them."""
-
-    def _lower(self) -> Expr:
-        lowered = super()._lower()
-        return PlacedStack(*lowered.operands) if type(lowered) is StackPartition else lowered
-
-
-class PlacedStack(KeepsRows, StackPartition):
-    """As `PlacedConcat` is lowered: Dask simplifies once more after that."""
-
-
-OURS = {Merge: PlacedMerge, SemiMerge: PlacedMerge, Concat: PlacedConcat}
+OURS: dict[type[Expr], type[Expr]] = {Merge: PlacedMerge, SemiMerge: PlacedMerge, **CORRECTED}
 
 
 def _asked_first(theirs: type[Expr], ours: type[Expr]) -> None:

@@ -20,7 +20,7 @@ from frames import assert_placed, assert_same_rows, blocks_of, sample, split
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException
-from pandas.api.types import is_bool_dtype, is_numeric_dtype
+from pandas.api.types import is_bool_dtype, is_integer_dtype, is_numeric_dtype
 
 from chash_partition import Layout, chash_repartition
 from chash_partition._dask import Assign, Merge, Partitions, Round
@@ -81,7 +81,7 @@ def refused_by_dask(plain: Callable[[], Any]) -> Iterator[None]:
     except Exception as error:
         try:
             plain()
-        except type(error):
+        except Exception:
             raise Inapplicable from error
         raise
 
@@ -125,13 +125,15 @@ def _placed(pair: Pair, pick: Pick) -> Pair:
 
 def filtered(pair: Pair, pick: Pick) -> Pair:
     column, value = _some(pair.numbers, pick), pick([0, 3, 6])
-    how = pick(["gt", "mod", "isin", "mean"])
+    how = pick(["gt", "mod", "isin", "mean", "loc", "both"])
     return pair.both(
         {
             "gt": lambda df: df[df[column] > value],
             "mod": lambda df: df[df[column] % 3 != value % 3],
             "isin": lambda df: df[df[column].isin([*range(-20, value), 7])],
             "mean": lambda df: df[df[column] >= df[column].mean()],
+            "loc": lambda df: df.loc[df[column] < value],
+            "both": lambda df: df[(df[column] > -value) & ~df[column].isin([value])],
         }[how]
     )
 
@@ -167,7 +169,9 @@ def assigned(pair: Pair, pick: Pick) -> Pair:
 
 def cast(pair: Pair, pick: Pick) -> Pair:
     column = _some(pair.numbers, pick)
-    dtype = pick([{column: "float64"}, "float64"])
+    dtype = pick([{column: "float64"}, {column: str}, {column: "category"}, "float64"])
+    if dtype == {column: str} and not is_integer_dtype(pair.pandas[column]):
+        raise Inapplicable  # Dask's blocks hold an integer where pandas' whole column is of floats
     if isinstance(dtype, str) and len(pair.numbers) < len(pair.columns):
         raise Inapplicable
     return pair.both(lambda df: df.astype(dtype))
@@ -213,10 +217,7 @@ def reset(pair: Pair, pick: Pick) -> Pair:
 
 def without_duplicates(pair: Pair, pick: Pick) -> Pair:
     split_out = pick([True, 1, 3])
-    subset = pair.columns  # all of them; not named, Dask would claim to be partitioned by None
-    return pair.each(
-        lambda df: df.drop_duplicates(subset=subset, split_out=split_out), lambda df: df.drop_duplicates()
-    )
+    return pair.each(lambda df: df.drop_duplicates(split_out=split_out), lambda df: df.drop_duplicates())
 
 
 def queried(pair: Pair, pick: Pick) -> Pair:
@@ -250,6 +251,60 @@ def mapped(pair: Pair, pick: Pick) -> Pair:
         ),
         pair.plain.map_partitions(function, meta=pair.plain._meta.astype({value: "int64"})),
         function(pair.pandas),
+    )
+
+
+def elementwise(pair: Pair, pick: Pick) -> Pair:
+    """On all columns, or on one beside or of the key."""
+    column, target = _some(pair.numbers, pick), pick(["k", "x", "z"])
+    all_numbers = len(pair.numbers) == len(pair.columns)
+    return pair.both(
+        _some(
+            [
+                lambda df: df.assign(**{target: df[column].clip(0, 4)}),
+                lambda df: df.assign(**{target: df[column].isin([1, 2, 3]).astype("int64")}),
+                lambda df: df.assign(**{target: df[column].where(df[column] > 3, 1)}),
+                lambda df: df.assign(**{target: df[column].replace(1, 2)}),
+                lambda df: df.assign(**{target: -df[column].abs()}),
+                *(
+                    [lambda df: df.clip(0, 4), lambda df: df + 1, lambda df: df.where(df > 2, 0)]
+                    * all_numbers
+                ),
+            ],
+            pick,
+        )
+    )
+
+
+def relabelled(pair: Pair, pick: Pick) -> Pair:
+    names = pair.columns[1:] + pair.columns[:1]
+    return pair.both(pick([lambda df: df.rename(columns=str.upper), lambda df: _columns(df, names)]))
+
+
+def _columns(df: Any, names: list[str]) -> Any:
+    df = df.copy()
+    df.columns = names
+    return df
+
+
+def alone(pair: Pair, pick: Pick) -> Pair:
+    """One column as a series, and back."""
+    column, name = _key(pair, pick), pick(["k", "x"])
+    return pair.both(lambda df: df[column].to_frame(name))
+
+
+def exploded(pair: Pair, pick: Pick) -> Pair:
+    column = _key(pair, pick)
+
+    def twice(df: pd.DataFrame) -> pd.DataFrame:
+        return df.assign(**{column: [[value, value] for value in df[column]]})
+
+    if column not in pair.numbers:
+        raise Inapplicable
+    meta, dtype = pair.dask._meta.astype({column: object}), {column: "float64"}
+    return pair.each(
+        lambda df: df.map_partitions(twice, meta=meta).explode(column).astype(dtype),
+        lambda df: twice(df).explode(column).astype(dtype),
     )
 
 
@@ -300,18 +355,55 @@ def rewritten(pair: Pair, pick: Pick) -> Pair:
     return pair.each(lambda df: df.map_partitions(function, meta=meta), function)
 
 
+def sorted_by(pair: Pair, pick: Pick) -> Pair:
+    column = _some(pair.numbers, pick)
+    if pair.pandas[column].isna().any() or pair.pandas.empty:
+        raise Inapplicable
+    return pair.each(lambda df: df.sort_values(column, npartitions=pick([3, 6])), _same)
+
+
+def indexed(pair: Pair, pick: Pick) -> Pair:
+    column = _some(pair.numbers, pick)
+    if pair.pandas[column].isna().any() or pair.pandas.empty:
+        raise Inapplicable
+    return pair.both(lambda df: df.set_index(column).reset_index())
+
+
+def sampled(pair: Pair, pick: Pick) -> Pair:
+    return pair.each(lambda df: df.sample(frac=1.0, random_state=0), _same)
+
+
+def largest(pair: Pair, pick: Pick) -> Pair:
+    column = _some(pair.numbers, pick)
+    if not pair.pandas[column].is_unique:
+        raise Inapplicable
+    return pair.both(lambda df: df.nlargest(7, column))
+
+
+def melted(pair: Pair, pick: Pick) -> Pair:
+    one, two = _some(pair.numbers, pick), _some(pair.numbers, pick)
+    if one == two:
+        raise Inapplicable
+    return pair.both(lambda df: df.melt(id_vars=[one], value_vars=[two], var_name="n", value_name="k"))
+
+
 def concatenated(pair: Pair, pick: Pick) -> Pair:
-    """With a frame of the same columns: of others, Dask drops rows when it reads only some."""
     frame = pair.pandas.head(15)
+    if pick([False, True]) and len(pair.columns) > 1:
+        frame = frame[pair.columns[pick([1, 0]) :: 2]].add_suffix(pick(["", "c"]))
     other = Pair(split(frame, 2), split(frame, 2), frame)
     if pick([False, True]) and "k" in other.numbers:
         other = other.placed("k", npartitions=pick([6, 3]))
     both = pick([(pair, other), (other, pair), (pair, pair)])
     with refused_by_dask(lambda: dd.concat([one.plain for one in both])):
+        join = pick(["outer", "inner"])
+        whole = pd.concat([one.pandas for one in both], join=join)
+        if whole.empty or not len(whole.columns):
+            raise Inapplicable
         return Pair(
-            dd.concat([one.dask for one in both]),
-            dd.concat([one.plain for one in both]),
-            pd.concat([one.pandas for one in both]),
+            dd.concat([one.dask for one in both], join=join),
+            dd.concat([one.plain for one in both], join=join),
+            whole,
         )
 
 
@@ -367,6 +459,79 @@ def transformed(pair: Pair, pick: Pick) -> Pair:
     )
 
 
+def counted(pair: Pair, pick: Pick) -> Pair:
+    """How often each value of a column is there; which are there; how many are."""
+    column = _key(pair, pick)
+    if isinstance(pair.pandas[column].dtype, pd.CategoricalDtype):
+        raise Inapplicable  # those that are not there are listed as well, in pandas' own order
+    how = pick(["value_counts", "null too", "unique", "drop_duplicates", "nunique"])
+    name, nulls = pick(["k", "x"]), how == "null too"
+
+    def in_dask(df: dd.DataFrame) -> dd.DataFrame:
+        series = df[column]
+        if how == "unique":
+            return series.unique().to_frame(name)
+        if how == "drop_duplicates":
+            return series.drop_duplicates().to_frame(name)
+        if how == "nunique":
+            return df.assign(**{name: series.nunique()})
+        counts = series.value_counts(dropna=not nulls)
+        return counts.rename("q").to_frame().reset_index().rename(columns={column: name})
+
+    def in_pandas(df: pd.DataFrame) -> pd.DataFrame:
+        series = df[column]
+        if how in ("unique", "drop_duplicates"):
+            return series.drop_duplicates().to_frame(name)
+        if how == "nunique":
+            return df.assign(**{name: series.nunique()})
+        counts = series.value_counts(dropna=not nulls)
+        return counts.rename("q").to_frame().reset_index().rename(columns={column: name})
+
+    return pair.each(in_dask, in_pandas)
+
+
+def along_the_group(pair: Pair, pick: Pick) -> Pair:
+    """Cumulated over the rows of a group; in which order does not show."""
+    by, _ = _grouping(pair, pick)
+    how = pick(["cumcount", "cumsum"])
+
+    def function(df: Any) -> Any:
+        df = df.dropna(subset=by)
+        groups = df.assign(one=1).groupby(by)
+        cumulated = groups["one"].cumsum() if how == "cumsum" else groups.cumcount()
+        return cumulated.to_frame("z")
+
+    return pair.both(function)
+
+
+def any_aggregate(pair: Pair, pick: Pick) -> Pair:
+    by, value = _grouping(pair, pick)
+    how = pick(["mean", "min", "size", "nunique", "list", "first", "dropna", "two"])
+
+    def function(df: Any) -> Any:
+        split_out = {} if isinstance(df, pd.DataFrame) else {"split_out": pick_out}
+        if how == "dropna":
+            return df.groupby(by, dropna=False).agg({value: "sum"}, **split_out).reset_index()
+        if how == "two":
+            return df.groupby(by).agg(q=(value, "min"), u=(value, "max")).reset_index()
+        if how == "size":
+            return df.groupby(by).size(**split_out).rename("q").reset_index()
+        if how == "list":
+            return df.groupby(by)[value].agg(list).map(len, **_meta(df, value)).reset_index()
+        if how == "first":  # of a group whose values are all one
+            return df.assign(**{value: 5}).groupby(by)[value].first(**split_out).reset_index()
+        return getattr(df.groupby(by)[value], how)(**split_out).reset_index()
+
+    pick_out = pick([1, True, 3])
+    if how == "dropna" and len(by) > 1:
+        raise Inapplicable
+    return pair.both(function)
+
+
+def _meta(df: Any, name: str) -> dict[str, Any]:
+    return {"meta": (name, "int64")} if isinstance(df, dd.DataFrame) else {}
+
+
 def joined_to_groups(pair: Pair, pick: Pick) -> Pair:
     """What a transform gives, by a merge with the groups."""
     by, value = _grouping(pair, pick)
@@ -405,13 +570,17 @@ def _merged(left: Pair, right: Pair, pick: Pick) -> Pair:
     if len(left.pandas) * len(right.pandas) > 40_000 or len({*left.columns, *right.columns}) > 14:
         raise Inapplicable
     common = [name for name in left.numbers if name in right.numbers]
-    how: dict[str, Any] = {"how": pick(["inner", "left", "right", "outer"])}
+    how: dict[str, Any] = {"how": pick(["inner", "left", "right", "outer", "leftsemi"])}
     if pick([True, True, False]) and common:
         keys = _some([*(["k"] * 3 if "k" in common else []), *common], pick)
         how["on"] = pick([keys, [keys], list(dict.fromkeys([keys, common[0]]))])
     else:
         how["left_on"], how["right_on"] = _some(left.numbers, pick), _some(right.numbers, pick)
-    how["suffixes"] = _suffixes(left, right)
+    if how["how"] == "leftsemi":
+        if "on" not in how:
+            raise Inapplicable
+    elif pick([False, False, True]) and "_merge" not in {*left.columns, *right.columns}:
+        how["indicator"] = True
     expected = _expected(left, right, how)
     broadcast = pick([None, True, False])
     with refused_by_dask(lambda: left.plain.merge(right.plain, **how, broadcast=broadcast)):
@@ -422,14 +591,11 @@ def _merged(left: Pair, right: Pair, pick: Pick) -> Pair:
         )
 
 
-def _suffixes(left: Pair, right: Pair) -> tuple[str, str]:
-    """New ones: Dask filters the wrong side of a merge if a column is named like one with a suffix."""
-    n = len(left.columns) + len(right.columns)
-    return f"_l{n}", f"_r{n}"
-
-
 def _expected(left: Pair, right: Pair, how: dict[str, Any]) -> pd.DataFrame:
     try:
+        if how["how"] == "leftsemi":
+            keys = [how["on"]] if isinstance(how["on"], str) else how["on"]
+            return left.pandas.merge(right.pandas[keys].drop_duplicates(), on=keys)
         expected = left.pandas.merge(right.pandas, **how)
     except pd.errors.MergeError as error:
         raise Inapplicable from error
@@ -458,7 +624,6 @@ def colocated(pair: Pair, pick: Pick) -> Pair:
         raise Inapplicable
     how = pick(["inner", "left", "right", "outer"])
     names: dict[str, Any] = {"left_on": layout.on[0], "right_on": "k", "how": how}
-    names["suffixes"] = _suffixes(pair, other)
     if layout.on[0] not in pair.numbers or len(pair.pandas) > 400:
         raise Inapplicable
     expected = _expected(pair, other, names)
@@ -472,6 +637,9 @@ STEPS = [
     middle,
     applied,
     transformed,
+    counted,
+    along_the_group,
+    any_aggregate,
     joined_to_groups,
     filtered,
     projected,
@@ -490,6 +658,15 @@ STEPS = [
     rounded,
     distinct,
     mapped,
+    elementwise,
+    relabelled,
+    alone,
+    exploded,
+    sorted_by,
+    indexed,
+    sampled,
+    largest,
+    melted,
     repartitioned,
     shuffled,
     placed,
@@ -544,7 +721,7 @@ of_other_types = pytest.mark.filterwarnings(
 @settings(max_examples=1000, derandomize=True)
 @given(st.data())
 def test_pipelines(data: st.DataObject) -> None:
-    check(data, 6)
+    check(data, 8)
 
 
 @pytest.mark.long
@@ -552,7 +729,7 @@ def test_pipelines(data: st.DataObject) -> None:
 @settings(max_examples=20_000)
 @given(st.data())
 def test_many_pipelines(data: st.DataObject) -> None:
-    check(data, 6)
+    check(data, 8)
 
 
 def _left(merge: Any) -> Any:
