@@ -39,13 +39,13 @@ try:
         ToFrame,
         determine_column_projection,
     )
-    from dask.dataframe.dask_expr._groupby import GroupByApply, GroupByBase, Median
+    from dask.dataframe.dask_expr._groupby import GroupByBase, Median
     from dask.dataframe.dask_expr._indexing import Loc
     from dask.dataframe.dask_expr._merge import BlockwiseMerge, Merge, SemiMerge
     from dask.dataframe.dask_expr._reductions import DropDuplicates, Unique, ValueCounts
     from dask.dataframe.dask_expr._repartition import Repartition
+    from dask.dataframe.dask_expr._shuffle import SetIndex, SetPartition, SortValues
     from dask.dataframe.dask_expr._shuffle import ShuffleBase as Shuffle
-    from dask.dataframe.dask_expr._shuffle import SortValues
     from dask.dataframe.dask_expr.io.io import FromGraph
     from dask.dataframe.multi import merge_chunk
     from distributed.active_memory_manager import (
@@ -98,7 +98,6 @@ __all__ = [
     "Fillna",
     "Filter",
     "FromGraph",
-    "GroupByApply",
     "GroupByBase",
     "Index",
     "Loc",
@@ -119,6 +118,8 @@ __all__ = [
     "ResourceLimiter",
     "Round",
     "SemiMerge",
+    "SetIndex",
+    "SetPartition",
     "Shuffle",
     "ShuffleClosedError",
     "ShuffleId",

@@ -13,6 +13,8 @@ from chash_partition._dask import (
     Expr,
     Projection,
     ResetIndex,
+    SetIndex,
+    SetPartition,
     SortValues,
     StackPartition,
     determine_column_projection,
@@ -56,12 +58,26 @@ class PlacedStack(KeepsRows, StackPartition):
     """As `PlacedConcat` is lowered: Dask simplifies once more after that."""
 
 
-class PlacedSort(Ours, SortValues):
-    """Dask's has as many partitions as were asked for, it says, and drops any more that it made."""
+class CountsPartitions(Ours):
+    """Dask says that there are as many partitions as were asked for, and drops any more that it makes."""
 
     @property
     def npartitions(self) -> int:
         return len(self.divisions) - 1
+
+
+class PlacedSort(CountsPartitions, SortValues):
+    pass
+
+
+class PlacedIndex(CountsPartitions, SetIndex):
+    def _lower(self) -> Expr:
+        lowered = super()._lower()
+        return PlacedPartition(*lowered.operands) if type(lowered) is SetPartition else lowered
+
+
+class PlacedPartition(CountsPartitions, SetPartition):
+    """As `PlacedIndex` is lowered."""
 
 
 class PlacedReset(Ours, ResetIndex):
@@ -79,5 +95,6 @@ class PlacedReset(Ours, ResetIndex):
 CORRECTED: dict[type[Expr], type[Expr]] = {
     Concat: PlacedConcat,
     SortValues: PlacedSort,
+    SetIndex: PlacedIndex,
     ResetIndex: PlacedReset,
 }

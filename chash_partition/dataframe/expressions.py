@@ -32,7 +32,6 @@ from chash_partition._dask import (
     Expr,
     Filter,
     FromGraph,
-    GroupByApply,
     GroupByBase,
     Index,
     Median,
@@ -158,8 +157,6 @@ def _one_list_of_categories(groups: Expr) -> Expr:
         return groups
     if "split_out" in groups._parameters:
         return groups.substitute_parameters({"split_out": 1})
-    if not isinstance(groups, GroupByApply):
-        return groups
     # The frame, and series that it is grouped by.
     return type(groups)(*(Repartition(op, 1) if isinstance(op, Expr) else op for op in groups.operands))
 

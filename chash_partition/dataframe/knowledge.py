@@ -188,7 +188,10 @@ def reports_all_categories(groups: Expr) -> bool:
 
 def _will_be_met(expr: Expr) -> bool:
     """Whether a `Claim` is below that will meet `expr`, or has met it: else it shuffles as in plain Dask."""
-    return getattr(expr.frame, "tells", False) or any(getattr(node, "climbs", False) for node in expr.walk())
+    # Asked of classes: of an expression, it could be a column by that name.
+    if getattr(type(expr.frame), "tells", None) is not None and expr.frame.tells:
+        return True
+    return any(getattr(type(node), "climbs", False) for node in expr.walk())
 
 
 def known_of_groups(groups: Expr) -> Known | None:

@@ -140,7 +140,7 @@ LOST: dict[str, Callable[[Any], Any]] = {
     "key exploded": lambda df: df.explode("k"),
     "filled from the row before": lambda df: df.ffill(),
     "moved down": lambda df: df.shift(1),
-    "sampled with new columns": lambda df: df.melt(id_vars=["x"], value_vars=["k"], value_name="k"),
+    "melted": lambda df: df.melt(id_vars=["x"], value_vars=["k"], value_name="q").rename(columns={"q": "k"}),
     "by another index": lambda df: df.set_index("row"),
     "sampled": lambda df: df.sample(frac=0.9, random_state=0),
     "first rows": lambda df: df.head(3, compute=False),

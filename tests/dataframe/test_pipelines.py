@@ -23,7 +23,7 @@ from hypothesis.errors import HypothesisException
 from pandas.api.types import is_bool_dtype, is_integer_dtype, is_numeric_dtype
 
 from chash_partition import Layout, chash_repartition
-from chash_partition._dask import Assign, Merge, Partitions, Round
+from chash_partition._dask import Assign, AsType, Merge, Partitions, Round
 from chash_partition.dataframe import knowledge
 from chash_partition.dataframe.expressions import PlacedMerge
 from chash_partition.dataframe.knowledge import known
@@ -398,13 +398,19 @@ def concatenated(pair: Pair, pick: Pick) -> Pair:
     with refused_by_dask(lambda: dd.concat([one.plain for one in both])):
         join = pick(["outer", "inner"])
         whole = pd.concat([one.pandas for one in both], join=join)
-        if whole.empty or not len(whole.columns):
+        if whole.empty or not len(whole.columns) or moves_categories_last(both):
             raise Inapplicable
         return Pair(
             dd.concat([one.dask for one in both], join=join),
             dd.concat([one.plain for one in both], join=join),
             whole,
         )
+
+
+def moves_categories_last(pairs: Sequence[Pair]) -> bool:
+    """Whether Dask's concat gives the columns of categories after all others."""
+    categories = [pd.CategoricalDtype in map(type, pair.pandas.dtypes) for pair in pairs]
+    return any(categories) and any(pair.columns != pairs[0].columns for pair in pairs)
 
 
 def persisted(pair: Pair, pick: Pick) -> Pair:
@@ -748,6 +754,7 @@ def _broadcast(merge: Any) -> Any:
 # What would wrongly be known, by the class of the operation.
 MUTANTS: dict[str, dict[Any, Any]] = {
     "a repartition": {Repartition: lambda expr: known(expr.frame)},
+    "a key cast": {AsType: lambda expr: known(expr.frame)},
     "a key reassigned": {Assign: lambda expr: known(expr.frame)},
     "an outer merge with renamed keys": {Merge: _outer, PlacedMerge: _outer},
     "a broadcast join": {Merge: _broadcast, PlacedMerge: _broadcast},
