@@ -485,6 +485,9 @@ class ColocatedMerge(Ours, BlockwiseMerge):
     def _divisions(self) -> tuple[None, ...]:
         return (None,) * (self.left.npartitions + 1)
 
+    def _simplify_up(self, parent: Expr, dependents: Any) -> None:
+        return None  # what may pass a merge has passed it
+
     def _broadcast_dep(self, dep: Expr) -> bool:
         return False
 
