@@ -124,10 +124,9 @@ def balance(held: Mapping[str, float], nodes: Nodes) -> Balance:
     Balance(max_over_mean=1.0, variation=0.0)
     """
     weights = node_weights(nodes)
-    if strangers := [name for name, number in held.items() if number and name not in weights]:
-        raise ValueError(
-            f"node {strangers[0]!r} has {held[strangers[0]]} and no weight: {some(weights)} have"
-        )
+    for name, number in held.items():
+        if number and name not in weights:
+            raise ValueError(f"node {name!r} has {number} and is not among the nodes: {some(weights)}")
     total = sum(held.values())
     if not total > 0:
         raise ValueError("no node has anything, so there is no balance")
