@@ -30,7 +30,7 @@ __all__ = [
     "Balance",
     "Smoothness",
     "balance",
-    "held",
+    "counts",
     "load",
     "monotonicity",
     "shares",
@@ -77,9 +77,9 @@ class Smoothness(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """What moved over what had to. 1 is perfect; inf if something moved for nothing.
+        """What moved over what had to. 1 is perfect; inf if something moved and nothing had to.
 
-        Below 1 says that the placement was out of balance, before or after.
+        nan if neither. Below 1 says that the placement was out of balance, before or after.
 
         Examples
         --------
@@ -97,7 +97,7 @@ def balance(held: Mapping[str, float], nodes: Nodes) -> Balance:
     Parameters
     ----------
     held : mapping {name: number}
-        What each node has, in keys, rows, partitions, bytes: as `held` or `Layout.counts` give it. A node
+        What each node has, in keys, rows, partitions, bytes: as `counts` or `Layout.counts` give it. A node
         that is not in it has nothing.
     nodes : iterable of names, or mapping {name: weight}
 
@@ -138,7 +138,7 @@ def balance(held: Mapping[str, float], nodes: Nodes) -> Balance:
     )
 
 
-def held(owners: Owners) -> dict[str, int]:
+def counts(owners: Owners) -> dict[str, int]:
     """How many keys each node owns, by name; a node that owns none is not there.
 
     Parameters
@@ -147,7 +147,7 @@ def held(owners: Owners) -> dict[str, int]:
 
     Examples
     --------
-    >>> held(["b", "a", "b"])
+    >>> counts(["b", "a", "b"])
     {'a': 1, 'b': 2}
     """
     codes, names = _numbered(owners)

@@ -19,7 +19,7 @@ import pandas as pd
 from chash_partition.hashing import hash_keys, partition_ids, xxh64
 from chash_partition.layout import Layout
 from chash_partition.planner import plan_rebalance
-from chash_partition.properties import balance, held, load, monotonicity, smoothness, spread
+from chash_partition.properties import balance, counts, load, monotonicity, smoothness, spread
 from chash_partition.ring import node_name, node_weight, node_weights, some
 
 __all__ = ["simulate"]
@@ -120,7 +120,7 @@ def simulate(
             lost = np.count_nonzero(before == event.node) if event.kind == "crash" else 0
             seen = np.array([method.owners(method.change(placement, view), hashes) for view in views])
             owners_of_key = spread(seen)
-            even = balance(held(after), now)
+            even = balance(counts(after), now)
             smooth = smoothness(before, after, weights, now)
             rows.append(
                 {

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chash_partition import Layout, hash_keys, plan_rebalance, simulate
-from chash_partition.properties import balance, held
+from chash_partition.properties import balance, counts
 from chash_partition.simulation import _jump, _methods, _numbered
 
 START = ["w0", "w1", "w2", "w3"]
@@ -77,7 +77,7 @@ def test_bounded_is_the_plans(result):
         after = layout.owners(KEYS)
         row = result[(result.event == event) & (result.method == "bounded")].iloc[0]
         assert row.moved == (before != after).sum()
-        assert (row.balance, row.variation) == balance(held(after), now)
+        assert (row.balance, row.variation) == balance(counts(after), now)
         before = after
 
 
@@ -180,4 +180,4 @@ def test_rendezvous_is_the_highest_score(nodes):
 
 def test_rendezvous_gives_by_weight():
     owners = _methods(1, 1, 0)["rendezvous"].owners({"a": 1, "b": 3, "c": 0.5}, hash_keys(np.arange(100_000)))
-    assert balance(held(owners), {"a": 1, "b": 3, "c": 0.5}).max_over_mean < 1.03
+    assert balance(counts(owners), {"a": 1, "b": 3, "c": 0.5}).max_over_mean < 1.03
