@@ -1,8 +1,10 @@
 """The measures: each against its definition, key by key, and the theorems that hold of the ring."""
 
+import doctest
 from collections import defaultdict
 from fractions import Fraction
 from math import inf, isclose, isnan
+from pathlib import Path
 from statistics import pstdev
 
 import numpy as np
@@ -22,6 +24,7 @@ from chash_partition.properties import (
     spread,
 )
 
+DOCS = Path(__file__).parents[1] / "docs"
 NAMES = ["w1", "w11", "W1", "", "名", "a\nb"]
 names = st.sampled_from(NAMES)
 weights = st.sampled_from([1, 1, 2, 0.5, 0.1, 1000, Fraction(1, 3)])
@@ -157,3 +160,10 @@ def test_the_ring_is_monotone_for_a_node_that_joins_or_leaves(nodes, name, weigh
         large = {**small, name: weight}
         few, more = (HashRing(nodes, vnodes=4).owners(keys) for nodes in (small, large))
         assert monotonicity(few, more, small, large) == monotonicity(more, few, large, small) == 0
+
+
+@pytest.mark.parametrize("page", ["properties.md", "virtual-nodes.md"])
+def test_the_page_is_true(page):
+    failed, tried = doctest.testfile(str(DOCS / page), module_relative=False)
+    assert not failed
+    assert tried > 5
