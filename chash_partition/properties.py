@@ -168,13 +168,9 @@ def shares(ring: HashRing) -> dict[str, float]:
     {'a': 0.75, 'b': 0.25}
     """
     around = 2.0 ** HASH_BITS[ring.hash]
-    tokens = [ring.tokens_of(name) for name in ring.nodes]
-    owners = np.repeat(np.arange(len(tokens)), list(map(len, tokens)))
-    joined = np.concatenate(tokens)
-    order = np.argsort(joined, kind="stable")  # of equal tokens the first owns the arc, as on the ring
-    arcs = np.diff(joined[order], prepend=joined[order[-1:]]).astype(float)
-    arcs[0] = around - float(joined[order[-1]] - joined[order[0]])  # the wrap
-    lengths = np.bincount(owners[order], arcs, len(tokens)) / around
+    tokens = ring._tokens.astype(float)
+    arcs = np.diff(tokens, prepend=tokens[-1] - around)  # each token's, from the one before it
+    lengths = np.bincount(ring._owners[:-1], arcs, len(ring.nodes)) / around
     return dict(zip(ring.nodes, lengths.tolist(), strict=True))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chash_partition import Layout, hash_keys, plan_rebalance, simulate
 from chash_partition.properties import balance, counts
-from chash_partition.simulation import _jump, _methods, _numbered
+from chash_partition.simulation import _jump, _methods, _numbered, _views
 
 START = ["w0", "w1", "w2", "w3"]
 METHODS = ["modulo", "ring", "bounded", "jump", "rendezvous"]
@@ -48,6 +48,35 @@ def test_who_joins_only_takes(result):
     for method in ("ring", "bounded", "rendezvous"):
         assert of(result, method, "between_old")[:3] == [0, 0, 0]
     assert all(number > 0 for number in of(result, "modulo", "between_old")[:3])
+
+
+@st.composite
+def histories(draw):
+    """Nodes of weight 1, and joins, leaves and crashes that can happen to them."""
+    nodes = draw(st.sets(st.integers(0, 6), min_size=1))
+    there, trace = set(nodes), []
+    for node in draw(st.lists(st.integers(0, 6), max_size=6)):
+        if node not in there:
+            trace.append(("join", node))
+        elif len(there) > 1:
+            trace.append((draw(st.sampled_from(["leave", "crash"])), node))
+        else:
+            continue
+        there ^= {node}
+    return nodes, trace
+
+
+@settings(max_examples=30, deadline=None)
+@given(histories())
+def test_no_key_moves_between_nodes_that_nothing_happened_to(history):
+    nodes, trace = history
+    result = simulate(trace, nodes, keys=KEYS[:300], npartitions=50, vnodes=8)
+    assert len(result) == 5 * len(trace)
+    ideal = result.method.isin(["ring", "bounded", "rendezvous"])
+    crash = np.array([what.startswith("crash") for what in result.what], dtype=bool)
+    assert not result.between_old[ideal].any()
+    assert not result.moved[ideal & crash].any()
+    assert not result.lost[~crash].any()
 
 
 def test_a_crash_loses_what_a_leave_hands_over():
@@ -89,6 +118,22 @@ def test_spread_and_load_of_one_node_and_of_all():
     assert ((many.spread_mean > 1) & (many.spread_mean <= many.spread) & (many.spread <= 8)).all()
     assert (many.load > many.balance).all()
     assert of(many, "ring", "spread_mean") < of(many, "modulo", "spread_mean")
+
+
+def test_clients_see_half_of_the_nodes_and_plan_from_the_layout():
+    nodes = {"a": 1, "b": 2, "c": 1, "d": 1, "e": 3}
+    views = _views(nodes)
+    assert [len(view) for view in views] == [3] * 8
+    assert {node for view in views for node in view} == set(nodes)
+    layout = Layout.create("key", 512, nodes)
+    seen = [plan_rebalance(layout, view).after.owners(KEYS) for view in views]
+    spreads = [len(set(owners)) for owners in zip(*seen, strict=True)]
+    gets = {node: sum(node in owners for owners in zip(*seen, strict=True)) for node in nodes}
+
+    found = simulate([("weight", "e", 3)], nodes, keys=KEYS, npartitions=512)  # which changes nothing
+    row = found[found.method == "bounded"].iloc[0]
+    assert (row.spread, row.spread_mean) == (max(spreads), np.mean(spreads))
+    assert row.load == pytest.approx(max(gets[node] / (nodes[node] / 8 * len(KEYS)) for node in nodes))
 
 
 def test_no_event_and_a_change_of_nothing():
