@@ -19,6 +19,7 @@ from chash_partition.hashing import hash_keys
 from chash_partition.layout import Layout
 from chash_partition.planner import Move, RebalancePlan, plan_rebalance
 from chash_partition.ring import HashRing
+from chash_partition.simulation import simulate
 
 __all__ = [
     "HashRing",
@@ -29,5 +30,6 @@ __all__ = [
     "explain",
     "hash_keys",
     "plan_rebalance",
+    "simulate",
 ]
 __version__ = "0.1.0"

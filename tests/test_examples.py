@@ -12,9 +12,9 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def printed_by(script: str) -> str:
+def printed_by(script: str, *arguments: object) -> str:
     done = subprocess.run(
-        [sys.executable, EXAMPLES / script],
+        [sys.executable, EXAMPLES / script, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=240,
@@ -41,7 +41,22 @@ def elastic_scaling(printed: str) -> None:
     assert sorted(held[2]) == [21, 21, 22]
 
 
-@pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_virtual_nodes(tmp_path):
+    picture = tmp_path / "drawn.svg"
+    printed = printed_by("virtual_nodes.py", "--keys", 2000, "--nodes", 2, "--svg", picture)
+    assert "10 rows on 3 nodes, a fourth joins: 7 rows move with modulo, 2 on the ring" in printed
+    rows = re.findall(r"\[([\d, ]+)\]", printed)
+    assert len(rows) == 20 * 4
+    assert {sum(map(int, row.split(", "))) for row in rows} == {2000}
+    needed = re.findall(r"\b2 .* (\d+) .* (\d+) .* (\d+) .* (\d+) ", printed)
+    for five, ten in zip(*[iter(map(int, needed[-1]))] * 2, strict=True):
+        assert 10 < ten < five < 300
+    assert picture.exists() or "needs matplotlib" in printed
+
+
+@pytest.mark.parametrize(
+    "script", sorted({path.name for path in EXAMPLES.glob("*.py")} - {"virtual_nodes.py"})
+)
 def test_example(script):
     printed = printed_by(script)
     assert printed
