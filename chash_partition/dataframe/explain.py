@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from chash_partition._dask import Blockwise, DropDuplicates, Expr, GroupByBase, Merge, SemiMerge, Shuffle
+from chash_partition._dask import (
+    Blockwise,
+    DropDuplicates,
+    Expr,
+    GroupByBase,
+    Merge,
+    Projection,
+    SemiMerge,
+    Shuffle,
+    Unique,
+    ValueCounts,
+)
 from chash_partition.dataframe.expressions import Claim, P2PPlace, Place, TaskPlace, Told
-from chash_partition.dataframe.knowledge import by_columns, groups_meet, known, labels, sides_of
+from chash_partition.dataframe.knowledge import (
+    by_columns,
+    equals_meet,
+    groups_meet,
+    known,
+    labels,
+    sides_of,
+)
 
 TRAVELS = ("Shuffle", "P2P", "BroadcastJoin")
+OF_EQUALS = {DropDuplicates: "drop_duplicates", Unique: "unique", ValueCounts: "value_counts"}
 
 
 def explain(df: Any) -> str:
@@ -76,9 +95,11 @@ def _line(node: Expr) -> str | None:
         facts = by_columns(node.frame)
         meet = facts is not None and groups_meet(node, facts)
         return f"no shuffle: {what}" if meet else f"as in plain Dask: {what}; {_why_no_rows(node)}"
-    if type(node) is DropDuplicates:
-        what = "drop_duplicates"
-        return f"no shuffle: {what}" if known(node) else f"as in plain Dask: {what}; {_why_no_rows(node)}"
+    if type(node) in OF_EQUALS:
+        what = OF_EQUALS[type(node)]
+        return (
+            f"no shuffle: {what}" if equals_meet(node) else f"as in plain Dask: {what}; {_why_no_rows(node)}"
+        )
     if isinstance(node, Shuffle):
         return "shuffle: as the plan asks for"
     return None
@@ -103,12 +124,17 @@ def _why_no_sides(merge: Expr) -> str:
 
 
 def _why_no_rows(node: Expr) -> str:
-    facts = by_columns(node.frame)
+    frame = node.frame
+    while by_columns(frame) is None and isinstance(frame, (Projection, Claim, Told)):
+        frame = frame.frame  # Dask leaves out the key where it is not asked for
+    facts = by_columns(frame)
     if facts is None:
-        return f"the frame is not placed by a column: {why_not(node.frame)}"
+        return f"the frame is not placed by a column: {why_not(frame)}"
     if facts.layout.npartitions == 1:
         return "the frame has one partition"
     here = f"it is placed by {_names(facts.on)}"
+    if getattr(node, "split_out", True) is not True and type(node) in OF_EQUALS:
+        return f"{here}, and split_out=True would leave each result where its rows are"
     return f"{here}, so what belongs together may lie, or be listed, in several partitions"
 
 
@@ -121,6 +147,8 @@ def why_not(expr: Expr) -> str:
             continue
         if any(known(node) is not None for node in below):
             step = f"`{type(expr).__name__}`"
+            if "split_out" in expr._parameters and expr.operand("split_out") is not True:
+                return f"{step} puts its result into other partitions, unless given split_out=True"
             return f"{step} may change the key or the partitions, or they are not known to be kept"
         if not below or not any(_descends(node) for node in below):
             return "it was not made by chash_repartition, or was persisted with df.persist()"

@@ -44,6 +44,10 @@ STEPS: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: PLACED.repartition(npartitions=3).merge(PLACED, on="k"),
         ["the left frame is not placed by a column: `Repartition` may change"],
     ),
+    "merge of groups": (
+        lambda: PLACED.groupby("k").x.sum().reset_index().merge(PLACED, on="k"),
+        ["no shuffle: group-by on k", "merge on k; .*`Sum` puts .* unless given split_out=True"],
+    ),
     "merge on others": (lambda: PLACED.merge(PLACED, on="j"), ["merge on j; .*placed by k and k, which"]),
     "merge of one": (lambda: ONE.merge(ONE, on="k"), ["the left frame has one partition"]),
     "duplicates": (lambda: PLACED.drop_duplicates(subset=["k", "x"]), ["no shuffle: drop_duplicates"]),
@@ -51,6 +55,14 @@ STEPS: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: PLACED.drop_duplicates(subset=["j"]),
         ["drop_duplicates; it is placed by k"],
     ),
+    "duplicates in a column": (
+        lambda: PLACED.j.drop_duplicates(),
+        ["drop_duplicates; it is placed by k, so"],
+    ),
+    "keys": (lambda: PLACED.k.unique(), ["no shuffle: unique"]),
+    "number of keys": (lambda: PLACED.k.nunique(), ["no shuffle: drop_duplicates"]),
+    "rows a key": (lambda: PLACED.k.value_counts(), ["no shuffle: value_counts"]),
+    "groups of a column": (lambda: PLACED.groupby("j").x.median(), ["group-by on j; it is placed by k, so"]),
     "two": (
         lambda: PLACED.groupby("k").agg({"x": "sum"}, split_out=True).reset_index().merge(PLACED, on="k"),
         ["no shuffle: group-by on k", "no shuffle: merge on k"],
