@@ -198,6 +198,30 @@ def test_a_groupby_on_the_key_with_nulls(how: str, local: None) -> None:
     assert_same(got, in_pandas(frame))
 
 
+@pytest.mark.parametrize("key", [0, 2.5, "", ("a", 1), pd.Timestamp("2020-01-01")], ids=repr)
+def test_keys_by_any_label(key: Any, local: None) -> None:
+    def labelled(frame: pd.DataFrame) -> pd.DataFrame:
+        names = [key if name == "k" else name for name in frame.columns]
+        return frame.set_axis(pd.Index(names, dtype=object, tupleize_cols=False), axis=1)
+
+    frame, other = labelled(FRAME), labelled(OTHER)
+    ours = place(frame, [key])
+    theirs = split(other).pipe(chash_repartition, [key], layout=ours.chash.layout)
+    uses = {
+        "merge": lambda df, other: df.merge(other, on=[key], how="outer"),
+        "groups": lambda df, other: df.groupby([key]).agg({"x": "sum"}),
+        "renamed": lambda df, other: df.rename(columns={key: "id"}).groupby("id").agg({"x": "sum"}),
+        "keys": lambda df, other: df[[key]].drop_duplicates(),
+        "counts": lambda df, other: df[key].value_counts(),
+    }
+    for name, use in uses.items():
+        got, expected = use(ours, theirs), use(frame, other)
+        assert len(shuffles(got)) == (2 if name == "merge" else 1)
+        assert row_counts(got.compute(), index=name == "counts") == row_counts(
+            expected, index=name == "counts"
+        )
+
+
 @pytest.mark.parametrize("observed", [True, False])
 @pytest.mark.parametrize("on", ["k", "c"])
 def test_a_groupby_on_categories(on: str, observed: bool, local: None) -> None:
