@@ -93,10 +93,10 @@ class Claim(Ours):
     def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
         if not isinstance(parent, Expr) or isinstance(parent, Claim):
             return None
-        if self._is_awaited(parent):
+        if any(True for _ in self.frame.find_operations(Claim)) or self._is_awaited(parent):
             return None
         if type(parent) in OURS:
-            return OURS[type(parent)](*parent.operands)
+            return _of_the_same_meta(parent, OURS[type(parent)](*parent.operands))
         if _is_groupby(parent):
             return self._under_groupby(parent)
         if type(parent) in OF_EQUALS:
@@ -106,6 +106,7 @@ class Claim(Ours):
         climbed = parent.substitute(self, self.frame)
         if climbed._name == parent._name:
             return None
+        _of_the_same_meta(parent, climbed)
         return Claim(climbed) if _is_frame(climbed) else climbed
 
     def _is_awaited(self, parent: Expr) -> bool:
@@ -140,6 +141,13 @@ class Claim(Ours):
         return self.frame if lowered is None else lowered
 
 
+def _of_the_same_meta(old: Expr, new: Expr) -> Expr:
+    """Metas of merges are most of what optimising takes."""
+    if "_meta" in vars(old):
+        vars(new).setdefault("_meta", old._meta)
+    return new
+
+
 def _is_frame(expr: Expr) -> bool:
     try:
         return bool(expr.ndim)
@@ -158,7 +166,8 @@ def _one_list_of_categories(groups: Expr) -> Expr:
     if "split_out" in groups._parameters:
         return groups.substitute_parameters({"split_out": 1})
     # The frame, and series that it is grouped by.
-    return type(groups)(*(Repartition(op, 1) if isinstance(op, Expr) else op for op in groups.operands))
+    whole = (Repartition(op, 1) if isinstance(op, Expr) and op.ndim else op for op in groups.operands)
+    return type(groups)(*whole)
 
 
 OF_EQUALS = (DropDuplicates, Unique, ValueCounts)

@@ -481,6 +481,19 @@ def test_more_merge_keys_than_placing_keys(ready: Callable[[Any], Any]) -> None:
         assert_same(merged, FRAME.merge(other, **words))
 
 
+def test_a_long_chain_of_merges_shuffles_each_frame_once(local: None) -> None:
+    frame = sample(rows=40, keys=12).drop_duplicates("k")
+    placed, expected = place(frame[["k", "x"]]), frame[["k", "x"]]
+    for i in range(12):
+        other = frame[["k", "y"]].rename(columns={"y": f"y{i}"})
+        placed, expected = placed.merge(place(other), on="k"), expected.merge(other, on="k")
+        placed, expected = placed.assign(x=placed.x + 1), expected.assign(x=expected.x + 1)
+        placed, expected = placed[placed[f"y{i}"] >= 0], expected[expected[f"y{i}"] >= 0]
+    got = placed.groupby("k").agg({"x": "sum"})
+    assert len(shuffles(got)) == 13
+    assert_same(got, expected.groupby("k").agg({"x": "sum"}))
+
+
 def test_keys_of_other_names(ready: Callable[[Any], Any]) -> None:
     ours = ready(place(FRAME))
     other = OTHER.rename(columns={"k": "id"})
