@@ -1,7 +1,8 @@
 """Partitions of unequal size: a placement that moves few bytes, and a proof of how few any could.
 
-`place` searches, `least_bytes` proves; the two know nothing of each other. Both see a `Problem`: plain arrays,
-sizes by partition and bounds by node. Both are deterministic: their effort is counted in steps, not seconds.
+`place` searches, `least_bytes` proves; the two know nothing of each other. Both see a `Problem`: plain
+arrays, sizes by partition and bounds by node. Both are deterministic: their effort is counted in steps, not
+in seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from chash_partition.hashing import compiled, once
 
-__all__ = ["Placed", "Problem", "least_bytes", "place"]
+__all__ = ["Placed", "Problem", "least_bytes", "place", "solve"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -55,7 +56,7 @@ class Problem(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A placement: the node of each partition, how far out of bounds the nodes are in sum, the bytes moved."""
+    """A placement: node of each partition, bytes that nodes are out of bounds in sum, bytes moved."""
 
     at: npt.NDArray[np.int32]
     outside: int
@@ -63,7 +64,11 @@ class Placed(NamedTuple):
 
 
 def place(
-    problem: Problem, start: npt.NDArray[np.int32] | None = None, *, any_will_do: bool = False
+    problem: Problem,
+    start: npt.NDArray[np.int32] | None = None,
+    *,
+    any_will_do: bool = False,
+    attempt: int = 0,
 ) -> Placed:
     """A placement within the bounds of all nodes that moves few bytes, if the search finds one.
 
@@ -75,6 +80,8 @@ def place(
         is most room.
     any_will_do : bool
         Stop at the first placement within the bounds.
+    attempt : int
+        Another attempt makes other random moves.
 
     Returns
     -------
@@ -110,9 +117,26 @@ def place(
     # With few steps for each partition there is no time to wander.
     first = int(size[free].sum()) * min(1000, STEPS // len(free)) // (2000 * len(free))
     banned = problem.banned if problem.banned.size else np.zeros((1, 1), np.uint8)
-    settings = np.array([steps, first, problem.banned.size > 0, any_will_do, 88172645463325252], np.int64)
+    settings = np.array(
+        [steps, first, problem.banned.size > 0, any_will_do, 88172645463325252 + attempt], np.int64
+    )
     _kernels().search(size, home, at, free, problem.load(at), low, high, banned, settings, best, out)
     return Placed(best, int(out[0]), int(out[1]) + must)
+
+
+def solve(problem: Problem) -> tuple[Placed, int]:
+    """A placement, and the fewest bytes it could move as far as proved: up to three attempts to meet."""
+    placed = place(problem)
+    bound = least_bytes(problem, placed.nbytes)
+    for attempt in (1, 2):
+        if not placed.outside and placed.nbytes - bound <= bound // CLOSE:
+            break
+        placed = min(
+            placed,
+            place(problem, placed.at, attempt=attempt),
+            key=lambda found: (found.outside, found.nbytes),
+        )
+    return placed, bound
 
 
 def roomiest(problem: Problem) -> npt.NDArray[np.int32]:
@@ -146,10 +170,10 @@ def least_bytes(problem: Problem, target: int) -> int:
     2. What must leave: a Lagrangian bound (Held and Karp, 1971). Pay a price of size + x for each partition
        that is placed at least once, with x >= 0, and let every node on its own choose what to keep and
        to take: placements can be no better. A node keeps all but what it must give up for what it takes,
-       in whole partitions: a knapsack, solved on a grid with roundings in the safe direction. With all x = 0 that
-       is each node's smallest set of partitions that covers its excess. Prices begin with what of
-       each partition exceeds the largest room, and follow subgradients towards the target. Bans are ignored, which
-       makes the bound only lower.
+       in whole partitions: a knapsack, solved on a grid with roundings in the safe direction. With all
+       x = 0 that is each node's smallest set of partitions that covers its excess. Prices begin with what
+       of each partition exceeds the largest room, and follow subgradients towards the target. Bans are
+       ignored, which makes the bound only lower.
 
     Examples
     --------
@@ -182,7 +206,7 @@ def least_bytes(problem: Problem, target: int) -> int:
     rounds = min(200, max(2, 20 * STEPS // (len(free) * width)))
     out = np.zeros(1, np.int64)
     _kernels().dual(size, start, room, firsts, np.array([rounds, target, cell, width]), out)
-    return min(target, max(received, int(out[0])))
+    return max(received, int(out[0]))
 
 
 # Kernels
@@ -233,10 +257,7 @@ def _search(
         r2 = np.int64(random >> np.uint64(33))
         kind = r2 & 7
         r2 >>= 3
-        if naway > 0 and r1 & 1:
-            p = away[(r1 >> 1) % naway]
-        else:
-            p = free[(r1 >> 1) % nfree]
+        p = away[(r1 >> 1) % naway] if naway > 0 and r1 & 1 else free[(r1 >> 1) % nfree]
         a = at[p]
         q = -1
         if kind == 0 and home[p] >= 0:
@@ -317,9 +338,9 @@ def _search(
 
 
 def _dual(size: Any, start: Any, room: Any, firsts: Any, settings: Any, out: Any) -> None:
-    """Subgradient ascent on what it costs to find a place for each partition. See `bound`.
+    """Subgradient ascent on what it costs to find a place for each partition; see `least_bytes`.
 
-    Sizes are in the order of nodes: those of node n from start[n] to start[n + 1], and at the end those that have none.
+    Sizes are in the order of nodes: those of node n from start[n] to start[n + 1], at the end those of none.
     """
     rounds, target, cell, width = settings[0], settings[1], settings[2], settings[3]
     total, nnodes = len(size), len(room)
@@ -388,12 +409,9 @@ def _dual(size: Any, start: Any, room: Any, firsts: Any, settings: Any, out: Any
                     continue
                 y = k * cell - room[n]
                 need = 0 if y <= 0 else min(-(-y // cell), width)
-                if y > 0 and loss[need] < none:
-                    l = max(loss[need], y)
-                else:
-                    l = loss[need]
-                if gain[k] - l > v:
-                    v, arg = gain[k] - l, k
+                least = max(loss[need], y)
+                if gain[k] - least > v:
+                    v, arg = gain[k] - least, k
             value -= v
             y = arg * cell - room[n]
             need = 0 if y <= 0 else min(-(-y // cell), width)
