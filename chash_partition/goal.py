@@ -315,10 +315,13 @@ def levels(
     """
     weight = list(weights.values())
 
+    def clamped(level: Fraction) -> list[Fraction]:
+        return [
+            min(max(level * w, Fraction(a)), Fraction(b)) for w, a, b in zip(weight, least, most, strict=True)
+        ]
+
     def at(level: Fraction) -> Fraction:
-        return sum(
-            (min(max(level * w, a), b) for w, a, b in zip(weight, least, most, strict=True)), Fraction(0)
-        )
+        return sum(clamped(level), Fraction(0))
 
     turns = sorted(
         {Fraction(a) / w for w, a in zip(weight, least, strict=True)}
@@ -332,9 +335,7 @@ def levels(
     rising = [w for w, a, b in zip(weight, least, most, strict=True) if a < level * w <= b]
     if rising:
         level -= (at(level) - total) / sum(rising)
-    return [
-        min(max(level * w, Fraction(a)), Fraction(b)) for w, a, b in zip(weight, least, most, strict=True)
-    ]
+    return clamped(level)
 
 
 # Equal sizes

@@ -28,18 +28,19 @@ def draw(plan: RebalancePlan, ax: Axes | None = None) -> Axes:
         raise ImportError("plan.plot() needs matplotlib: pip install 'chash-partition[viz]'") from error
     sizes = plan.terms.sizes if plan.terms.sizes and any(plan.terms.sizes) else None
     loads = plan.loads
-    total = sum(old for old, _, _ in loads.values())
+    total = sum(load.before for load in loads.values())
     if ax is None:
         _, ax = plt.subplots(figsize=(7, 1.5 + 0.4 * min(len(loads), 40)), layout="constrained")
     gap = 0.4 * total / len(loads)
-    height = total + gap * (len(loads) - 1)
+    height = sum(max(load.before, load.after) + gap for load in loads.values())
     palette = colormaps["tab20"]
     colour = {name: palette(i % 20) for i, name in enumerate(loads)}
     # Where each node's bar begins, on the left and on the right, from the top.
     top = [{}, {}]  # type: list[dict[str, float]]
     for side in (0, 1):
         y = height
-        for name, held in loads.items():
+        for name, load in loads.items():
+            held = (load.before, load.after)
             top[side][name] = y
             # The bars of a node are at the same height on both sides.
             ax.add_patch(
@@ -51,14 +52,14 @@ def draw(plan: RebalancePlan, ax: Axes | None = None) -> Axes:
                     edgecolor="white",
                 )
             )
-            y -= max(held[:2]) + gap * total / max(total, sum(max(h[:2]) for h in loads.values()))
+            y -= max(held) + gap
             shown = readable_bytes(held[side]) if sizes else f"{held[side]:,}"
             ax.text(
                 -0.02 if side == 0 else 1.02, top[side][name], f"{show(name)}  {shown}",
                 ha="right" if side == 0 else "left", va="top", fontsize=8, parse_math=False,
             )  # fmt: skip
     flows: Counter[tuple[str, str]] = Counter()
-    stay = {name: old for name, (old, _, _) in loads.items()}
+    stay = {name: load.before for name, load in loads.items()}
     for move in plan.moves:
         amount = sizes[move.partition] if sizes else 1
         flows[move.source, move.target] += amount

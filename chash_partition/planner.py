@@ -68,6 +68,14 @@ class Move(NamedTuple):
     nbytes: int = 0
 
 
+class Load(NamedTuple):
+    """What a node owns before and after a plan, and its share: bytes, or partitions if sizes are unknown."""
+
+    before: int
+    after: int
+    share: Fraction
+
+
 def plan_rebalance(
     layout: Layout,
     nodes: Iterable[str | int] | Mapping[Any, Any],
@@ -271,7 +279,7 @@ class RebalancePlan:
         return self.cost / self.lower_bound - 1 if self.lower_bound else inf
 
     @property
-    def loads(self) -> dict[str, tuple[int, int, Fraction]]:
+    def loads(self) -> dict[str, Load]:
         """For each node before or after: what it owns before, what after, and its share.
 
         In bytes if the plan was made with sizes, else in partitions. A node that leaves or drains has a share
@@ -284,7 +292,8 @@ class RebalancePlan:
         stuck = sum(size[p] for p in self.terms.pinned if self.before.owner_of(p) not in weights)
         unit = (sum(size) - stuck) / sum(weights.values(), Fraction(0))
         return {
-            name: (old, new, unit * weights.get(name, 0)) for name, old, new in zip(names, *held, strict=True)
+            name: Load(old, new, unit * weights.get(name, 0))
+            for name, old, new in zip(names, *held, strict=True)
         }
 
     @property
@@ -299,7 +308,7 @@ class RebalancePlan:
     def _held(self, layout: Layout, names: Sequence[str]) -> list[int]:
         owner = owners_among(layout, names)
         if self.terms.sizes is None:
-            return np.bincount(owner, minlength=len(names)).tolist()
+            return list(map(int, np.bincount(owner, minlength=len(names))))
         held = [0] * len(names)
         for node, size in zip(owner.tolist(), self.terms.sizes, strict=True):
             held[node] += size
@@ -327,10 +336,10 @@ class RebalancePlan:
         for p in self.terms.pinned:
             pins[self.before.owner_of(p)] += size[p]
         ratios = []
-        for name, (*held, share) in self.loads.items():
-            if share:
-                ratios.append(float(held[when] / share))
-            elif held[when] > pins[name]:
+        for name, load in self.loads.items():
+            if load.share:
+                ratios.append(float(load[when] / load.share))
+            elif load[when] > pins[name]:
                 ratios.append(inf)
         return max(ratios, default=1.0)
 
@@ -651,8 +660,8 @@ def within_budget(plan: RebalancePlan, max_moves: int | None, max_bytes: int | N
                 f"{max_bytes:,}: allow at least as many, or pin it"
             )
     capacity = dict(plan.terms.capacities)
-    held = {name: old for name, (old, _, _) in plan.loads.items()}
-    share = {name: float(share) for name, (_, _, share) in plan.loads.items()}
+    held = {name: load.before for name, load in plan.loads.items()}
+    share = {name: float(load.share) for name, load in plan.loads.items()}
     ordered = by_relief(plan.moves, sizes, held, share, capacity)
     chosen, spent, sound = 0, 0, 0
     for move in ordered[:max_moves]:

@@ -223,7 +223,7 @@ def most_at_a_node(moves: Iterable[Move]) -> int:
 
 def by_relief(
     moves: Iterable[Move],
-    size: Mapping[int, int],
+    size: Sequence[int],
     load: Mapping[str, int],
     share: Mapping[str, float],
     capacity: Mapping[str, int],
@@ -237,7 +237,7 @@ def by_relief(
     --------
     >>> from chash_partition import Move
     >>> moves = [Move(0, "a", "c"), Move(1, "b", "c"), Move(2, "b", "c")]
-    >>> ordered = by_relief(moves, {0: 1, 1: 1, 2: 1}, {"a": 3, "b": 4, "c": 0}, dict.fromkeys("abc", 2), {})
+    >>> ordered = by_relief(moves, [1, 1, 1], {"a": 3, "b": 4, "c": 0}, dict.fromkeys("abc", 2), {})
     >>> [move.partition for move in ordered]
     [1, 0, 2]
     """
