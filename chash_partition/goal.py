@@ -620,41 +620,53 @@ def lowest(problem: Problem, share: Sequence[Fraction], most: Ints) -> tuple[Pla
 
     Notes
     -----
-    Largest first, each to the node that it fills least (Graham, 1969), gives a level that can be met. A
-    search for placements at lower levels follows, by bisection down to the level that the largest partition
-    alone needs.
+    No load is lower than 1 share, nor than the largest partition on the node of the largest share. From
+    there, a bisection searches for the lowest level that can be met from where the partitions are. Placing
+    them anew, largest first and each on the node that it fills least (Graham, 1969), may get lower; as it
+    moves nearly all, that counts only if it is by a 200th or more, or can be met with fewer bytes as well.
     """
     free = ~problem.fixed
-    unit = np.array([float(x) for x in share])
-    start = roomiest_from(problem, unit, most)
-    load = problem.load(start)
-    high = max(peak(load, share), Fraction(1))
-    if (load > most).any():
-        found = place(problem._replace(low=np.zeros_like(most), high=most), start, any_will_do=True)
-        if found.outside:
-            return found, 0
-        start = found.at
-        high = max(peak(problem.load(start), share), Fraction(1))
     low = Fraction(1)
     if free.any():
         low = max(low, Fraction(int(problem.size[free].max())) / max(share))
-    for turn in range(9):
-        if low >= high:
+
+    def at_level(level: Fraction, start: Owners | None = None, attempt: int = 0) -> tuple[Fraction, Placed]:
+        goal = no_higher(problem, share, level, most)
+        found = place(goal, start, any_will_do=True, attempt=attempt)
+        over = bool((problem.load(found.at) > most).any())
+        return (Fraction(2**60) if over else max(peak(problem.load(found.at), share), Fraction(1))), found
+
+    high, best = at_level(low)
+    floor_ = low
+    for turn in range(1, 6):
+        if floor_ >= high or high >= 2**60:
             break
-        level = low if not turn else Fraction(round((low + high) / 2 * 2**40), 2**40)
-        found = place(no_higher(problem, share, level, most), start, any_will_do=True, attempt=turn)
-        if found.outside:
-            low = level
-        else:
-            start = found.at
-            high = max(peak(problem.load(start), share), Fraction(1))
+        level = Fraction(round((floor_ + high) / 2 * 2**40), 2**40)
+        found, placed = at_level(level, attempt=turn)
+        if found < high:
+            high, best = found, placed
+        if placed.outside:
+            floor_ = level
+    anew = afresh(problem, share, most)
+    load = problem.load(anew)
+    fresh = max(peak(load, share), Fraction(1)) if (load <= most).all() else Fraction(2**60)
+    if fresh < high:
+        found, placed = at_level(fresh)
+        if placed.outside and fresh * 200 < high * 199:
+            found, placed = fresh, Placed(anew, 0, 0)
+        if found < high:
+            high, best = found, placed
+    if high >= 2**60:
+        high, best = at_level(high, attempt=9)
+        return best, 0
     goal = no_higher(problem, share, high, most)
-    placed = min((place(goal, start), place(goal)), key=lambda found: (found.outside, found.nbytes))
+    placed = min((place(goal, best.at), place(goal)), key=lambda found: (found.outside, found.nbytes))
     return placed, least_bytes(goal, placed.nbytes)
 
 
-def roomiest_from(problem: Problem, unit: npt.NDArray[np.float64], most: Ints) -> Owners:
+def afresh(problem: Problem, share: Sequence[Fraction], most: Ints) -> Owners:
     """The pinned at home, all others where their node is then least full, largest first."""
+    unit = np.array([float(x) for x in share])
     at = np.where(problem.fixed, problem.home, np.int32(-1))
     load = problem.load(at)
     free = np.flatnonzero(~problem.fixed)

@@ -278,7 +278,7 @@ class RebalancePlan:
             return 0.0
         return self.cost / self.lower_bound - 1 if self.lower_bound else inf
 
-    @property
+    @cached_property
     def loads(self) -> dict[str, Load]:
         """For each node before or after: what it owns before, what after, and its share.
 
@@ -465,7 +465,8 @@ class RebalancePlan:
             raise ValueError(f"partition {lacking} does not move in this plan")
         owners = np.array(self.before.nodes, dtype=object)[self.before.assignment]
         owners[[move.partition for move in moves]] = [move.target for move in moves]
-        staying = {name: weight for name, weight in self.before.weights.items() if name in set(owners)}
+        owning = set(owners)
+        staying = {name: weight for name, weight in self.before.weights.items() if name in owning}
         after = self.after.with_assignment(owners, {**staying, **self.after.weights})
         rest = tuple(move for move in self.moves if move.partition not in wanted)
         return replace(

@@ -37,7 +37,7 @@ def as_html(plan: RebalancePlan) -> str:
 
 def headline(plan: RebalancePlan) -> str:
     size = f" ({readable_bytes(plan.nbytes)})" if plan.nbytes else ""
-    what = "bytes of its share" if by_bytes(plan) else "of its share"
+    what = "of its share, in bytes" if by_bytes(plan) else "of its share"
     return (
         f"{len(plan.moves):,} of {count(plan.before.npartitions, 'partition')} move{size}; "
         f"{len(plan.before.nodes):,} -> {count(len(plan.after.nodes), 'node')}; "

@@ -21,6 +21,8 @@ Ints = npt.NDArray[np.int64]
 
 STEPS = 10_000_000  # of the search, and as many table cells, times 20, for the proof: each about 0.3 s
 WIDTH = 1024
+SMALL = 100  # partitions: more attempts cost next to nothing
+WANDER = (1, 10, 40, 3, 20, 1)  # first threshold of each attempt, in 20ths of the mean size
 CLOSE = 200  # a placement within a 200th of what is proven is good enough
 
 
@@ -93,8 +95,9 @@ def place(
     -----
     Threshold accepting (Dueck and Scheuer, 1990): random moves of one partition or swaps of two are made
     unless they are worse by more than a threshold that falls to 0. A byte outside the bounds counts as 1.5
-    moved ones at first and as 10 at the end. Integers only, and a generator of its own (xorshift64*, Vigna,
-    2016), so that it runs alike everywhere. 10,000 steps for each partition, and at most 10 million.
+    moved ones at first and as 10 in the end, or as ever more if no placement within was seen by then.
+    Integers only, and a generator of its own (xorshift64*, Vigna, 2016), so that it runs alike everywhere.
+    10,000 steps for each partition, and at most 10 million.
 
     Examples
     --------
@@ -115,7 +118,8 @@ def place(
         return Placed(at, int(outside.sum()), must)
     steps = min(STEPS, 10_000 * len(free))
     # With few steps for each partition there is no time to wander.
-    first = int(size[free].sum()) * min(1000, STEPS // len(free)) // (2000 * len(free))
+    spare = min(1000, STEPS // len(free))
+    first = int(size[free].sum()) * WANDER[attempt % len(WANDER)] * spare // (20_000 * len(free))
     banned = problem.banned if problem.banned.size else np.zeros((1, 1), np.uint8)
     settings = np.array(
         [steps, first, problem.banned.size > 0, any_will_do, 88172645463325252 + attempt], np.int64
@@ -125,10 +129,10 @@ def place(
 
 
 def solve(problem: Problem) -> tuple[Placed, int]:
-    """A placement, and the fewest bytes it could move as far as proved: up to three attempts to meet."""
+    """A placement, and the fewest bytes it could move as far as proved: some attempts to make the two meet."""
     placed = place(problem)
     bound = least_bytes(problem, placed.nbytes)
-    for attempt in (1, 2):
+    for attempt in range(1, 3 if len(problem.size) > SMALL else len(WANDER)):
         if not placed.outside and placed.nbytes - bound <= bound // CLOSE:
             break
         placed = min(
@@ -240,11 +244,36 @@ def _search(
     best_excess = excess
     best_cost = cost
     best[:] = at
+    # One of the nodes that are out of bounds, and what it owns: tried more often in the end.
+    focus, nfocus, focus_until = -1, 0, steps - steps // 8
+    members = np.empty(nfree, np.int64)
+    late = max(1, steps // 8)
+    largest = size[free[0]]
+    for i in range(nfree):
+        largest = max(largest, size[free[i]])
+    dearest = 12
+    while dearest > 0 and largest > np.int64(1 << 54) >> dearest:
+        dearest -= 1
     fresh = False  # whether the present state is the best and not yet kept
     for step in range(steps):
         left = steps - step
         threshold = 4 * first * left // steps
-        fine = 6 + 34 * step // steps  # for a byte out of bounds, in quarters of a byte moved
+        # For a byte out of bounds, in quarters of a byte moved.
+        fine = 6 + 34 * step // steps
+        if left <= late and best_excess > 0:
+            fine = 40 * 2 ** (dearest * (late - left) // late)
+        if step >= focus_until:
+            nfocus = 0
+            if excess > 0 and best_excess > 0:
+                for _ in range(nnodes):
+                    focus = (focus + 1) % nnodes
+                    if load[focus] > high[focus] or load[focus] < low[focus]:
+                        break
+                for i in range(nfree):
+                    if at[free[i]] == focus:
+                        members[nfocus] = free[i]
+                        nfocus += 1
+            focus_until = step + max(2000, nfree // 8)
         state ^= state >> np.uint64(12)
         state ^= state << np.uint64(25)
         state ^= state >> np.uint64(27)
@@ -270,6 +299,14 @@ def _search(
         else:
             q = free[r2 % nfree]
             b = np.int64(at[q])
+        if nfocus > 0 and (r1 & 6) == 6:
+            x = members[(r1 >> 3) % nfocus]
+            if at[x] != focus:
+                continue
+            if load[focus] > high[focus]:
+                p, a = x, focus
+            else:
+                b, q = np.int64(focus), (x if kind & 1 else -1)
         if a == b or (some_banned and banned[b, p]):
             continue
         s = size[p]
