@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from chash_partition.layout import Layout, count, quotas, ring_of
 from chash_partition.ring import each_node, integer, known_node, node_name
-from chash_partition.solve import Ints, Placed, Problem, least_bytes, place, solve
+from chash_partition.solve import SMALL, Ints, Placed, Problem, attempts, least_bytes, place, solve
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -630,38 +630,41 @@ def lowest(problem: Problem, share: Sequence[Fraction], most: Ints) -> tuple[Pla
     if free.any():
         low = max(low, Fraction(int(problem.size[free].max())) / max(share))
 
-    def at_level(level: Fraction, start: Owners | None = None, attempt: int = 0) -> tuple[Fraction, Placed]:
+    def at_level(level: Fraction, turn: int = 0) -> tuple[Fraction, Placed]:
+        """What a search for this level finds, and the level that it is at; beyond all where one is over."""
         goal = no_higher(problem, share, level, most)
-        found = place(goal, start, any_will_do=True, attempt=attempt)
-        over = bool((problem.load(found.at) > most).any())
-        return (Fraction(2**60) if over else max(peak(problem.load(found.at), share), Fraction(1))), found
+        tries = attempts(problem) if len(attempts(problem)) > 3 else (turn,)
+        found = place(goal, any_will_do=True, attempt=tries[0])
+        for attempt in tries[1:]:
+            if found.outside:
+                found = min(found, place(goal, any_will_do=True, attempt=attempt), key=Placed.rank)
+        load = problem.load(found.at)
+        return (beyond if (load > most).any() else max(peak(load, share), Fraction(1))), found
 
+    beyond = Fraction(2**60)
     high, best = at_level(low)
-    floor_ = low
-    for turn in range(1, 6):
-        if floor_ >= high or high >= 2**60:
+    lost = low  # the highest level at which none was found
+    for turn in range(1, 6 if len(problem.size) > SMALL else 15):
+        if lost >= high or high == beyond:
             break
-        level = Fraction(round((floor_ + high) / 2 * 2**40), 2**40)
-        found, placed = at_level(level, attempt=turn)
+        level = Fraction(round((lost + high) / 2 * 2**40), 2**40)
+        found, placed = at_level(level, turn)
         if found < high:
             high, best = found, placed
         if placed.outside:
-            floor_ = level
+            lost = level
     anew = afresh(problem, share, most)
     load = problem.load(anew)
-    fresh = max(peak(load, share), Fraction(1)) if (load <= most).all() else Fraction(2**60)
+    fresh = beyond if (load > most).any() else max(peak(load, share), Fraction(1))
     if fresh < high:
         found, placed = at_level(fresh)
         if placed.outside and fresh * 200 < high * 199:
             found, placed = fresh, Placed(anew, 0, 0)
         if found < high:
             high, best = found, placed
-    if high >= 2**60:
-        high, best = at_level(high, attempt=9)
+    if high == beyond:
         return best, 0
-    goal = no_higher(problem, share, high, most)
-    placed = min((place(goal, best.at), place(goal)), key=lambda found: (found.outside, found.nbytes))
-    return placed, least_bytes(goal, placed.nbytes)
+    return solve(no_higher(problem, share, high, most), best.at)
 
 
 def afresh(problem: Problem, share: Sequence[Fraction], most: Ints) -> Owners:

@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 
 STEPS = 10_000_000  # of the search, and as many table cells, times 20, for the proof: each about 0.3 s
 WIDTH = 1024
-SMALL = 100  # partitions: more attempts cost next to nothing
+SMALL = 100  # partitions
 WANDER = (1, 10, 40, 3, 20, 1)  # first threshold of each attempt, in 20ths of the mean size
 CLOSE = 200  # a placement within a 200th of what is proven is good enough
 
@@ -63,6 +63,10 @@ class Placed(NamedTuple):
     at: npt.NDArray[np.int32]
     outside: int
     nbytes: int
+
+    def rank(self) -> tuple[int, int]:
+        """Less is better."""
+        return self.outside, self.nbytes
 
 
 def place(
@@ -128,18 +132,21 @@ def place(
     return Placed(best, int(out[0]), int(out[1]) + must)
 
 
-def solve(problem: Problem) -> tuple[Placed, int]:
-    """A placement, and the fewest bytes it could move as far as proved: some attempts to make the two meet."""
+def attempts(problem: Problem) -> range:
+    """How often to search: more often where it costs next to nothing."""
+    return range(3 if len(problem.size) > SMALL else len(WANDER))
+
+
+def solve(problem: Problem, start: npt.NDArray[np.int32] | None = None) -> tuple[Placed, int]:
+    """A placement, and the fewest bytes it could move as far as proved: attempts until the two meet."""
     placed = place(problem)
+    if start is not None:
+        placed = min(placed, place(problem, start), key=Placed.rank)
     bound = least_bytes(problem, placed.nbytes)
-    for attempt in range(1, 3 if len(problem.size) > SMALL else len(WANDER)):
+    for attempt in attempts(problem)[1:]:
         if not placed.outside and placed.nbytes - bound <= bound // CLOSE:
             break
-        placed = min(
-            placed,
-            place(problem, placed.at, attempt=attempt),
-            key=lambda found: (found.outside, found.nbytes),
-        )
+        placed = min(placed, place(problem, placed.at, attempt=attempt), key=Placed.rank)
     return placed, bound
 
 
