@@ -556,7 +556,9 @@ def problem_of(case: Case) -> tuple[Problem, list[Fraction], Ints]:
     low = np.array([ceil((1 - t) * x) for x in share], dtype=np.int64)
     high = np.array([min(b, floor((1 + t) * x)) for x, b in zip(share, most, strict=True)], dtype=np.int64)
     banned = np.ascontiguousarray(case.banned[:, case.shared]) if case.banned.size else case.banned
-    return Problem(sizes, home, fixed, low, high, banned), share, np.array(most, dtype=np.int64)
+    ring = ring_of(tuple(case.weights.items()), case.layout.vnodes, case.layout.seed)
+    liked = ring.owner_indices(case.layout.points)[case.shared]
+    return Problem(sizes, home, fixed, low, high, banned, liked), share, np.array(most, dtype=np.int64)
 
 
 def fewest_bytes(case: Case) -> tuple[Owners, int]:

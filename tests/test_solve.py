@@ -27,12 +27,13 @@ def problems(draw):
         banned[0] = 0
         banned[home[home >= 0], np.flatnonzero(home >= 0)] = 0
     low, high = np.full(nodes, max(0, share - slack)), np.full(nodes, share + slack)
-    return Problem(size, home, fixed & (home >= 0), low, high, banned)
+    liked = draw(st.lists(st.integers(0, nodes - 1), min_size=partitions, max_size=partitions))
+    return Problem(size, home, fixed & (home >= 0), low, high, banned, np.array(liked, np.int32))
 
 
 def optimum(problem, time_limit=None):
     """Fewest bytes by an integer programme, or None if nothing is within the bounds."""
-    size, home, fixed, low, high, banned = problem
+    size, home, fixed, low, high, banned, _ = problem
     nodes, partitions = len(low), len(size)
     cost = [float(size[p]) * (home[p] != n) for p in range(partitions) for n in range(nodes)]
     upper = np.ones((partitions, nodes))
@@ -86,12 +87,18 @@ def test_the_bound_knows_that_partitions_are_whole():
     size = np.array([3, 3, 1, 1, 1, 1, 1, 1, 1, 1])
     home = np.array([-1, -1, 0, 0, 0, 0, 1, 1, 1, 1], np.int32)
     problem = Problem(
-        size, home, np.zeros(10, bool), np.array([0, 0]), np.array([6, 6]), np.zeros((0, 0), np.uint8)
+        size,
+        home,
+        np.zeros(10, bool),
+        np.array([0, 0]),
+        np.array([6, 6]),
+        np.zeros((0, 0), np.uint8),
+        np.abs(home),
     )
     assert optimum(problem) is None
     problem = problem._replace(
         size=np.append(size, 0), home=np.append(home, np.int32(2)), fixed=np.zeros(11, bool),
-        low=np.zeros(3, int), high=np.array([6, 6, 2]),
+        low=np.zeros(3, int), high=np.array([6, 6, 2]), liked=np.zeros(11, np.int32),
     )  # fmt: skip
     assert optimum(problem) == place(problem).nbytes == least_bytes(problem, 8) == 8
 
