@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -378,10 +378,12 @@ class RebalancePlan:
         concurrency = integer("concurrency", concurrency, 1)
         if not self.terms.capacities:
             return in_waves(self.moves, concurrency)
-        load = dict(zip(self.before.nodes, self._held(self.before, self.before.nodes), strict=True))
-        return waves_within(
-            self.moves, concurrency, dict.fromkeys(self.after.nodes, 0) | load, dict(self.terms.capacities)
-        )
+        load = {name: load.before for name, load in self.loads.items()}
+        # A partition may make way to a node that takes partitions, and this one.
+        barred: dict[str, Collection[int]] = {name: set(banned) for name, banned in self.terms.banned}
+        for name in load.keys() - self._active.keys():
+            barred[name] = range(self.before.npartitions)
+        return waves_within(self.moves, concurrency, load, dict(self.terms.capacities), barred)
 
     def estimate(self, bandwidth: float, concurrency: int = 1) -> Estimate:
         """How long the moves take, wave after wave, and what no order could beat.

@@ -103,7 +103,7 @@ def place(
     Threshold accepting (Dueck and Scheuer, 1990): random moves of one partition or swaps of two are made
     unless they are worse by more than a threshold that falls to 0. A byte outside the bounds counts as 1.5
     moved ones at first and as 10 in the end, or as ever more if no placement within was seen by then. Where a
-    partition is liked its bytes cost a 128th less: of plans that cost the same, the one that follows the ring
+    partition is liked its bytes cost a 32nd less: of plans that cost the same, the one that follows the ring
     is chosen. Integers only, but for the threshold, and a generator of its own (xorshift64*, Vigna, 2016), so
     that it runs alike everywhere. 10,000 steps for each partition, and at most 10 million.
 
@@ -264,7 +264,7 @@ def _search(
             where[p] = naway
             away[naway] = p
             naway += 1
-            cost += size[p] * (127 if at[p] == liked[p] else 128)
+            cost += size[p] * (124 if at[p] == liked[p] else 128)
     excess = 0
     for n in range(nnodes):
         excess += max(load[n] - high[n], 0) + max(low[n] - load[n], 0)
@@ -285,7 +285,7 @@ def _search(
     for step in range(steps):
         left = steps - step
         threshold = np.int64(first * (left / steps))
-        # For a byte out of bounds, when a byte moved is 128, and 127 where it is liked.
+        # For a byte out of bounds, when a byte moved is 128, and 124 where it is liked.
         fine = 192 + 1088 * step // steps
         if left <= late and best_excess > 0:
             fine = 1280 * 2 ** (dearest * (late - left) // late)
@@ -342,9 +342,9 @@ def _search(
         vb = max(lb - high[b], 0) + max(low[b] - lb, 0)
         dcost: Any = 0
         if home[p] != a:
-            dcost -= s * (127 if liked[p] == a else 128)
+            dcost -= s * (124 if liked[p] == a else 128)
         if home[p] != b:
-            dcost += s * (127 if liked[p] == b else 128)
+            dcost += s * (124 if liked[p] == b else 128)
         na, nb = la - s, lb + s
         dexc = (
             max(na - high[a], 0) + max(low[a] - na, 0) - va + max(nb - high[b], 0) + max(low[b] - nb, 0) - vb
@@ -355,9 +355,9 @@ def _search(
             t = size[q]
             ecost = dcost
             if home[q] != b:
-                ecost -= t * (127 if liked[q] == b else 128)
+                ecost -= t * (124 if liked[q] == b else 128)
             if home[q] != a:
-                ecost += t * (127 if liked[q] == a else 128)
+                ecost += t * (124 if liked[q] == a else 128)
             ma, mb = na + t, nb - t
             eexc = (
                 max(ma - high[a], 0) + max(low[a] - ma, 0) - va

@@ -7,9 +7,10 @@ once as a receiver. What goes at the same time is then a colour of edges.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -91,7 +92,11 @@ def in_waves(moves: Sequence[Move], concurrency: int) -> tuple[tuple[Move, ...],
 
 
 def waves_within(
-    moves: Sequence[Move], concurrency: int, load: Mapping[str, int], capacity: Mapping[str, int]
+    moves: Sequence[Move],
+    concurrency: int,
+    load: Mapping[str, int],
+    capacity: Mapping[str, int],
+    barred: Mapping[str, Collection[int]] = MappingProxyType({}),
 ) -> tuple[tuple[Move, ...], ...]:
     """As `in_waves`, and no node with a capacity gets beyond it on the way.
 
@@ -103,6 +108,8 @@ def waves_within(
         Bytes on each node before the moves.
     capacity : mapping of str to int
         Bytes that a node can hold; nodes that are not in it can hold any.
+    barred : mapping of str to collection of int
+        Partitions that a node may not take, not even on the way.
 
     Returns
     -------
@@ -156,7 +163,7 @@ def waves_within(
         if wave:
             waiting = [move for move in waiting if move not in set(wave)]
         else:
-            hop, onward = make_way(waiting, staged, held, capacity)
+            hop, onward = make_way(waiting, staged, held, capacity, barred)
             wave = [hop]
             staged.add(hop.partition)
             waiting = [onward if move.partition == hop.partition else move for move in waiting]
@@ -168,18 +175,30 @@ def waves_within(
 
 
 def make_way(
-    waiting: Sequence[Move], staged: set[int], held: Counter[str], capacity: Mapping[str, int]
+    waiting: Sequence[Move],
+    staged: set[int],
+    held: Counter[str],
+    capacity: Mapping[str, int],
+    barred: Mapping[str, Collection[int]],
 ) -> tuple[Move, Move]:
     """A hop of one waiting partition to a third node, and its move onward from there."""
     full = {move.target for move in waiting}
     room = {name: capacity.get(name, inf) - held[name] for name in sorted({*held, *capacity})}
     for move in sorted(waiting, key=lambda move: (move.nbytes, move.partition)):
         # Only a partition on a node that another move waits for makes room by going.
-        others = [n for n in room if n not in (move.source, move.target) and room[n] >= move.nbytes]
+        others = [
+            name
+            for name in room
+            if name not in (move.source, move.target)
+            and room[name] >= move.nbytes
+            and move.partition not in barred.get(name, ())
+        ]
         if others and move.source in full and move.partition not in staged:
             stage = max(others, key=lambda name: (name not in full, room[name]))
             return move._replace(target=stage), move._replace(source=stage)
-    blocked = ", ".join(f"{m.partition} ({m.source} -> {m.target}, {m.nbytes:,} bytes)" for m in waiting[:8])
+    blocked = ", ".join(
+        f"{m.partition} ({m.source} -> {m.target}, {m.nbytes:,} bytes)" for m in sorted(waiting)[:8]
+    )
     raise ValueError(
         f"these moves wait for each other: partitions {blocked}{' ...' if len(waiting) > 8 else ''}. Their "
         "targets are full until others of them have gone, and no other node has room for one to make way: "
