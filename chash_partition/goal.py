@@ -278,6 +278,11 @@ class Case:
         return cls(layout, terms, active, owner, fixed, banned)
 
     @property
+    def by_bytes(self) -> bool:
+        """Whether partitions have different sizes, and a choice of where to go."""
+        return self.terms.each is None and self.layout.placement != "ring"
+
+    @property
     def shared(self) -> npt.NDArray[np.bool_]:
         """Which partitions count: all but those pinned to a node that drains."""
         return ~(self.fixed & (self.owner < 0))
@@ -342,16 +347,21 @@ def levels(
 
 
 def fewest_moves(case: Case) -> tuple[Owners, int]:
-    """The owner of each partition (-1: stays on a node that drains) and the fewest moves, for equal sizes."""
+    """The owner of each partition (-1: stays on a node that drains), and the fewest moves, for equal sizes.
+
+    In bytes, if sizes are known.
+    """
     layout, owner = case.layout, case.owner
     ring = ring_of(tuple(case.weights.items()), layout.vnodes, layout.seed)
     if layout.placement == "ring":
         owners = ring.owner_indices(layout.points)
-        return owners, int(np.count_nonzero(owners != owner))
+        gone = np.flatnonzero(owners != owner).tolist()
+        return owners, len(gone) if case.terms.sizes is None else sum(case.terms.sizes[p] for p in gone)
+    each = 1 if case.terms.each is None else case.terms.each
     here = owner >= 0
     held = np.bincount(owner[here], minlength=len(case.weights))
     total = int(np.count_nonzero(case.shared))
-    limits = case.limits(case.terms.each or 1)
+    limits = case.limits(each)
     plain = not (case.terms.tolerance or case.terms.pinned or case.banned.size or limits)
     if plain:
         low = most = high = quota = quotas(case.weights, total, held.tolist())
@@ -372,8 +382,8 @@ def fewest_moves(case: Case) -> tuple[Owners, int]:
     target[moving] = ring.fill(layout.points[moving], quota - kept)
     if case.banned.size and case.banned[target[moving], np.flatnonzero(moving)].any():
         target = around_bans(case, target, low, high, most)
-        return target, int(np.count_nonzero(target != owner))
-    return target, int(total - kept.sum())
+        return target, int(np.count_nonzero(target != owner)) * each
+    return target, int(total - kept.sum()) * each
 
 
 def bands(case: Case, held: Ints, total: int, limits: list[int] | None) -> tuple[Ints, Ints, Ints, Ints]:

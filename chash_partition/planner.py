@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import chain, compress
+from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -178,28 +178,16 @@ def plan_rebalance(
     )  # fmt: skip
     budgets = read_budgets(max_moves, max_bytes, terms)
     case = Case.of(layout, weights, terms)
-    begun = rest_of_plan(layout, weights, terms)
-    if terms.each is not None or layout.placement == "ring":
-        target, bound = fewest_moves(case)
-        if terms.each is not None:
-            bound *= terms.each
-        else:
-            bound = sum(compress(terms.sizes or (), (target != case.owner).tolist()))
-    elif begun is None:
-        target, bound = fewest_bytes(case)
-    if begun is None:
-        # Indices into the nodes that take partitions; -1 is what stays on one that does not.
-        number = {name: i for i, name in enumerate(weights)}
-        to_all = np.array([number[name] for name in case.weights], dtype=np.int32)
-        owners = np.where(target < 0, owners_among(layout, weights), to_all[target])
+    begun = rest_of_plan(case, weights)
+    if case.by_bytes:
+        target, bound = fewest_bytes(case) if begun is None else (begun, bytes_bound(case, begun))
     else:
-        owners = begun
-        if terms.each is None and layout.placement != "ring":
-            to_active = np.full(len(weights), -1, dtype=np.int32)
-            to_active[[i for i, name in enumerate(weights) if name in case.weights]] = range(
-                len(case.weights)
-            )
-            bound = bytes_bound(case, to_active[owners])
+        target, bound = fewest_moves(case)
+        target = target if begun is None else begun
+    # From indices into the nodes that take partitions; -1 is what stays on one that does not.
+    number = {name: i for i, name in enumerate(weights)}
+    to_all = np.array([number[name] for name in case.weights], dtype=np.int32)
+    owners = np.where(target < 0, owners_among(layout, weights), to_all[target])
     after = replace(
         layout, version=layout.version + 1, weights=weights, assignment=owners, extra=without_rest(layout)
     )
@@ -698,20 +686,20 @@ def within_budget(plan: RebalancePlan, max_moves: int | None, max_bytes: int | N
 REST = "rest_of_plan"
 
 
-def rest_of_plan(
-    layout: Layout, weights: Mapping[str, Fraction], terms: Terms
-) -> npt.NDArray[np.int32] | None:
-    """Where the plan begun leads, if one on these terms is: owner of each partition as index into weights."""
-    note = json.loads(layout.extra).get(REST)
+def rest_of_plan(case: Case, weights: Mapping[str, Fraction]) -> npt.NDArray[np.int32] | None:
+    """Where the plan leads that the layout is a part of, if it is one on these terms, as `fewest_moves`."""
+    note = json.loads(case.layout.extra).get(REST)
     number = {name: i for i, name in enumerate(weights)}
-    owners = owners_among(layout, weights)
+    owners = owners_among(case.layout, weights)
     try:
         for partition, target in note["moves"]:
             owners[integer("", partition, 0)] = number[target]
-        right = note["to"] == signature(weights, terms, owners)
+        same = note["to"] == signature(weights, case.terms, owners)
     except (TypeError, KeyError, ValueError, IndexError):  # no note, or not ours, or of other partitions
         return None
-    return owners if right and owners.min() >= 0 else None
+    if not same or owners.min() < 0:
+        return None
+    return owners_among(replace(case.layout, weights=weights, assignment=owners), case.weights)
 
 
 def without_rest(layout: Layout) -> str:

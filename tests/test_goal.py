@@ -1,9 +1,11 @@
 """What can be asked of a plan: tolerance, pins, bans, draining nodes, capacities, sizes."""
 
+import doctest
 import json
 import sys
 from fractions import Fraction
 from math import ceil, floor, inf
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -564,3 +566,11 @@ def test_plot_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"pip install 'chash-partition\[viz\]'"):
         plan_rebalance(layout(), ["w0"]).plot()
+
+
+def test_the_page_on_plans_is_true():
+    page = Path(__file__).parent.parent / "docs" / "plans.md"
+    options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    failed, tried = doctest.testfile(str(page), module_relative=False, optionflags=options)
+    assert not failed
+    assert tried > 10

@@ -150,6 +150,14 @@ def test_every_plan_is_balanced_and_meets_its_bound(change):
     check(plan_rebalance(before, nodes), nodes)
 
 
+@pytest.mark.long
+@settings(max_examples=10_000, deadline=None)
+@given(changes(100))
+def test_every_plan_is_balanced_and_meets_its_bound_10000_cases(change):
+    before, nodes = change
+    check(plan_rebalance(before, nodes), nodes)
+
+
 @settings(max_examples=150, deadline=None)
 @given(changes(12))
 def test_the_bound_is_the_optimum_of_a_solver(change):
