@@ -169,19 +169,27 @@ def balance(plan: RebalancePlan) -> str:
     ]
     if not outside:
         return ""
-    most = max(shares.values()) * (1 + t)
-    giant = max(range(len(terms.sizes)), key=lambda p: terms.sizes[p])  # type: ignore[index]
-    if terms.sizes[giant] > most:
-        why = (
-            f"No placement is within the tolerance: partition {giant} alone has "
-            f"{readable_bytes(terms.sizes[giant])}, and no node may own more than {readable_bytes(int(most))}"
-        )
-    else:
-        why = f"No placement within the tolerance of {float(t):.3g} was found"
-    return (
-        f"{why}. {count(len(outside), 'node')} of {len(shares):,} are outside. The largest load, in shares, "
-        "is as low as was found, and of such placements this one moves few bytes."
+    number = f"{count(len(outside), 'node')} of {len(shares):,} are outside"
+    found = (
+        f"{number}. The largest load, in shares, is as low as was found, and of such placements this "
+        "one moves few bytes."
     )
+    most = max(shares.values()) * (1 + t)
+    pinned = set(terms.pinned)
+    sizes = {p: size for p, size in enumerate(terms.sizes) if p not in pinned}
+    giant = max(sizes, key=sizes.__getitem__, default=-1)
+    if giant >= 0 and sizes[giant] > most:
+        return (
+            f"No placement is within the tolerance: partition {giant} alone has "
+            f"{readable_bytes(sizes[giant])}, and no node may own more than {readable_bytes(int(most))}. {found} Pin it, and the other nodes "
+            "share the rest."
+        )
+    if terms.pinned or terms.capacities:
+        return (
+            f"{number} the tolerance: what is pinned, and capacities, set the shares of the others; or none "
+            "was found within."
+        )
+    return f"No placement within the tolerance of {float(t):.3g} was found. {found}"
 
 
 def between_old_nodes(plan: RebalancePlan) -> str:

@@ -310,7 +310,20 @@ def test_a_partition_larger_than_a_share_is_said_to_be():
     sizes = [1000, *range(1, 64)]
     plan = plan_rebalance(layout(), [f"w{i}" for i in range(8)], sizes=sizes, tolerance=0.05)
     assert "No placement is within the tolerance: partition 0 alone has 1,000 B" in str(plan)
+    assert "Pin it" in str(plan)
     assert max(load.after for load in plan.loads.values()) == 1000
+
+
+def test_a_pinned_giant_leaves_the_rest_to_the_others():
+    sizes = [1000, *range(1, 64)]
+    before = layout()
+    terms = {"sizes": sizes, "tolerance": 0.05, "pinned": [0]}
+    nodes = [f"w{i}" for i in range(8)]
+    plan = plan_rebalance(before, nodes, **terms)
+    rest = sum(sizes[1:]) / 7
+    assert all(0.95 * rest <= plan.loads[n].after <= 1.05 * rest for n in nodes if n != before.owner_of(0))
+    assert "what is pinned, and capacities, set the shares" in str(plan)
+    assert "Pin it" not in str(plan)
 
 
 def test_more_nodes_than_partitions():
