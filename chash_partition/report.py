@@ -181,8 +181,8 @@ def balance(plan: RebalancePlan) -> str:
     if giant >= 0 and sizes[giant] > most:
         return (
             f"No placement is within the tolerance: partition {giant} alone has "
-            f"{readable_bytes(sizes[giant])}, and no node may own more than {readable_bytes(int(most))}. {found} Pin it, and the other nodes "
-            "share the rest."
+            f"{readable_bytes(sizes[giant])}, and no node may own more than "
+            f"{readable_bytes(int(most))}. {found} Pin it, and the other nodes share the rest."
         )
     if terms.pinned or terms.capacities:
         return (
