@@ -148,8 +148,9 @@ def plan_rebalance(
     A layout with placement "ring" has no quotas: each partition goes to the owner of its point on the ring of
     the new nodes, and exactly those whose owner is then another must move.
 
-    Time is O(P log P + T log T) for P partitions of equal size and T tokens; of unequal size, about a second
-    at most for any number.
+    Time is O(P log P + T log T) for P partitions of equal size and T tokens. For unequal sizes the steps are
+    limited: a second or two for up to 100,000 partitions, more where no placement within the tolerance is
+    found.
 
     Examples
     --------

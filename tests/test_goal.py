@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import subprocess
 import sys
 from fractions import Fraction
 from math import ceil, floor, inf
@@ -359,6 +360,28 @@ def test_sizes_in_every_form_and_nodes_in_every_order():
         assert plan_rebalance(before, nodes[::-1], sizes=same, tolerance="0.05") == plan
     weights = dict.fromkeys(nodes, 1.0)
     assert plan_rebalance(before, weights, sizes=sizes, tolerance=Fraction(1, 20)) == plan
+
+
+def test_neither_process_nor_hash_seed_changes_a_plan_by_bytes():
+    program = (
+        "from chash_partition import Layout, plan_rebalance;"
+        "before = Layout.create('k', 200, {'w1', 'w11', 'W1', 'w1#1'});"
+        "sizes = [100 + p * p % 89 for p in range(200)];"
+        "plan = plan_rebalance(before, {'w1', 'W1', 'ä', 'w2'}, sizes=sizes, tolerance=0.05, max_moves=40);"
+        "print(plan.to_json())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONHASHSEED": "3", "PATH": "", "HOME": "/nonexistent", "PYTHONUTF8": "1"},
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    before = Layout.create("k", 200, ["w1", "w11", "W1", "w1#1"])
+    sizes = [100 + p * p % 89 for p in range(200)]
+    plan = plan_rebalance(before, ["ä", "w1", "W1", "w2"], sizes=sizes, tolerance=0.05, max_moves=40)
+    assert ran.stdout == plan.to_json() + "\n"
 
 
 def test_capacities_hold_in_the_end():
