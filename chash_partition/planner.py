@@ -10,25 +10,39 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from html import escape
+from itertools import chain
 from math import inf
-from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from chash_partition.layout import FORMAT, Layout, count, quotas, read_object, ring_of
-from chash_partition.ring import integer, node_weights
+from chash_partition import report
+from chash_partition.goal import (
+    Case,
+    Terms,
+    bytes_bound,
+    fewest_bytes,
+    fewest_moves,
+    owners_among,
+    read_sizes,
+)
+from chash_partition.layout import FORMAT, Layout, count, identity, read_object
+from chash_partition.ring import integer, known_node, node_weights
+from chash_partition.waves import Estimate, by_relief, estimate, in_waves, waves_within
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 __all__ = ["Move", "RebalancePlan", "plan_rebalance"]
+
+
+NO_TERMS = Terms()
 
 
 class Move(NamedTuple):
@@ -54,7 +68,27 @@ class Move(NamedTuple):
     nbytes: int = 0
 
 
-def plan_rebalance(layout: Layout, nodes: Iterable[str | int] | Mapping[Any, Any]) -> RebalancePlan:
+class Load(NamedTuple):
+    """What a node owns before and after a plan, and its share: bytes, or partitions if sizes are unknown."""
+
+    before: int
+    after: int
+    share: Fraction
+
+
+def plan_rebalance(
+    layout: Layout,
+    nodes: Iterable[str | int] | Mapping[Any, Any],
+    *,
+    sizes: Sequence[int] | Mapping[int, int] | pd.Series[Any] | None = None,
+    tolerance: float | Fraction = 0.0,
+    max_moves: int | None = None,
+    max_bytes: int | None = None,
+    pinned: Iterable[int] = (),
+    draining: Iterable[str | int] = (),
+    banned: Mapping[Any, Iterable[int]] | None = None,
+    capacities: Mapping[Any, int] | None = None,
+) -> RebalancePlan:
     """The plan with the fewest moves from a layout to a balanced one on these nodes.
 
     Parameters
@@ -64,6 +98,22 @@ def plan_rebalance(layout: Layout, nodes: Iterable[str | int] | Mapping[Any, Any
     nodes : iterable of names, or mapping {name: weight}
         All nodes there will be, in any order. Without weights, a node keeps the weight it has in the layout,
         and a new one gets 1.
+    sizes : sequence of int, (npartitions,), or Series or mapping by partition, optional
+        Bytes, or rows: then bytes count and not partitions.
+    tolerance : float
+        How far a node may be above or below its share: 0.05 is 5 %. Nodes within are left alone. Of equal
+        sizes, a node may always own its share rounded down or up.
+    max_moves, max_bytes : int, optional
+        Budgets: as many of the plan's moves as they allow, so ordered that imbalance falls fastest. The same
+        call on `after` goes on with the rest of the same plan.
+    pinned : iterable of int
+        Partitions that stay where they are.
+    draining : iterable of names
+        Nodes, of `nodes`, that take nothing and lose all that is not pinned. They stay known.
+    banned : mapping {name: partitions}, optional
+        Partitions that a node may not have.
+    capacities : mapping {name: bytes}, optional
+        The most that a node can hold, in the end and on the way. Needs sizes.
 
     Returns
     -------
@@ -73,23 +123,34 @@ def plan_rebalance(layout: Layout, nodes: Iterable[str | int] | Mapping[Any, Any
     Raises
     ------
     ValueError
-        As `Layout.create`, for nodes.
+        As `Layout.create`, for nodes; for a partition that has no place, named; for terms that exclude each
+        other; for a move that is larger than `max_bytes`.
 
     Notes
     -----
-    For partitions of equal size. For placement "bounded":
+    For partitions of equal size and placement "bounded":
 
     1. Quotas: each node's weight's share of the partitions, rounded down. What remains is given, one for
-       each, to nodes that own more than that first, then by largest remainder, then by smaller name.
+       each, to nodes that own more than that first, then by largest remainder, then by smaller name. With a
+       tolerance, a node within it keeps what it owns, as far as the total allows. A node that pins or
+       capacity keep from its share sets the share of the others.
     2. A node that owns more than its quota gives up those partitions with the fewest tokens, on the ring of
        the new nodes, between their point and the first token of a node that owns less than its quota; of
        equal ones, the lower index. All partitions of nodes that leave are given up.
     3. What was given up is placed in index order, each at the first node with room clockwise from its point.
+       Where bans forbid that, a flow of least cost finds the fewest moves.
+
+    For partitions of unequal size (`solve.place`, `solve.least_bytes`): a search for the placement that moves
+    the fewest bytes such that every node is within tolerance, and a bound that is proved. Where none is found
+    within tolerance, the largest load, in shares, is made as low as is found first and bytes are saved
+    second; the plan says so when printed.
 
     A layout with placement "ring" has no quotas: each partition goes to the owner of its point on the ring of
     the new nodes, and exactly those whose owner is then another must move.
 
-    Time is O(P log P + T log T) for P partitions and T tokens.
+    Time is O(P log P + T log T) for P partitions of equal size and T tokens. For unequal sizes the steps are
+    limited: a second or two for up to 100,000 partitions, more where no placement within the tolerance is
+    found.
 
     Examples
     --------
@@ -101,34 +162,40 @@ def plan_rebalance(layout: Layout, nodes: Iterable[str | int] | Mapping[Any, Any
     True
     >>> plan.moves[0]
     Move(partition=5, source='w1', target='w4', nbytes=0)
+
+    By bytes, and five at a time:
+
+    >>> sizes = [100 + p for p in range(64)]
+    >>> plan = plan_rebalance(layout, ["w0", "w1", "w2"], sizes=sizes, tolerance=0.05, max_moves=5)
+    >>> len(plan.moves), len(plan.rest)
+    (5, 11)
     """
     if not isinstance(layout, Layout):
         raise ValueError(f"layout must be a Layout, got {type(layout).__name__}: see Layout.create")
     weights = node_weights(nodes, layout.weights)
-    ring = ring_of(tuple(weights.items()), layout.vnodes, layout.seed)
-    owner = owners_among(layout, weights)
-    if layout.placement == "ring":
-        target = ring.owner_indices(layout.points)
-        bound = int(np.count_nonzero(target != owner))
+    terms = Terms.read(
+        layout, weights, sizes=sizes, tolerance=tolerance, pinned=pinned, draining=draining, banned=banned,
+        capacities=capacities,
+    )  # fmt: skip
+    budgets = read_budgets(max_moves, max_bytes, terms)
+    case = Case.of(layout, weights, terms)
+    begun = rest_of_plan(case, weights)
+    if case.by_bytes:
+        target, bound = fewest_bytes(case) if begun is None else (begun, bytes_bound(case, begun))
     else:
-        held = np.bincount(owner[owner >= 0], minlength=len(weights))
-        quota = quotas(weights, layout.npartitions, held.tolist())
-        kept = np.minimum(held, quota)
-        bound = int(layout.npartitions - kept.sum())
-
-        # The partitions of nodes over their quota, each node's in the order in which it gives them up.
-        spare = np.flatnonzero((owner >= 0) & (held > quota)[owner])
-        steps = ring.steps_to(layout.points[spare], held < quota) if len(spare) else spare
-        spare = spare[np.lexsort((spare, steps, owner[spare]))]
-        of_node = owner[spare]
-        rank = np.arange(len(spare)) - np.searchsorted(of_node, of_node)
-        moving = owner < 0
-        moving[spare[rank < (held - quota)[of_node]]] = True
-
-        target = owner.copy()
-        target[moving] = ring.fill(layout.points[moving], quota - kept)
-    after = replace(layout, version=layout.version + 1, weights=weights, assignment=target)
-    return RebalancePlan(layout, after, moves_between(layout, after), bound)
+        target, bound = fewest_moves(case)
+        target = target if begun is None else begun
+    # From indices into the nodes that take partitions; -1 is what stays on one that does not.
+    number = {name: i for i, name in enumerate(weights)}
+    to_all = np.array([number[name] for name in case.weights], dtype=np.int32)
+    owners = np.where(target < 0, owners_among(layout, weights), to_all[target])
+    after = replace(
+        layout, version=layout.version + 1, weights=weights, assignment=owners, extra=without_rest(layout)
+    )
+    moves = moves_between(layout, after)
+    if terms.sizes is not None:
+        moves = tuple(move._replace(nbytes=terms.sizes[move.partition]) for move in moves)
+    return within_budget(RebalancePlan(layout, after, moves, bound, terms), *budgets)
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,7 +211,14 @@ class RebalancePlan:
     lower_bound : int
         How few moves can reach balance on the new nodes: the number of partitions less the most that can
         stay, which is the sum over the nodes of the smaller of what each owns and its quota. With placement
-        "ring", the number of partitions whose point has another owner on the ring of the new nodes.
+        "ring", the number of partitions whose point has another owner on the ring of the new nodes. If the
+        plan was made with sizes, bytes in place of partitions: as few as is proved, see `gap`.
+    terms : Terms
+        What was asked of the plan besides nodes: sizes, tolerance, pinned, draining, banned, capacities.
+    rest : tuple of Move
+        The moves of the whole plan that this part of it leaves for later.
+    leaving : tuple of str
+        Nodes that are to leave with the rest.
 
     Examples
     --------
@@ -169,26 +243,168 @@ class RebalancePlan:
     after: Layout
     moves: tuple[Move, ...]
     lower_bound: int
+    terms: Terms = NO_TERMS
+    rest: tuple[Move, ...] = ()
+    leaving: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """Bytes that move, as far as known."""
         return sum(move.nbytes for move in self.moves)
 
+    @property
+    def cost(self) -> int:
+        """What `lower_bound` bounds: partitions, or bytes if made with sizes, of the whole plan."""
+        moving = chain(self.moves, self.rest)
+        if self.terms.sizes is None:
+            return len(self.moves) + len(self.rest)
+        return sum(self.terms.sizes[move.partition] for move in moving)
+
+    @property
+    def gap(self) -> float:
+        """How far the whole plan's cost is above `lower_bound`, as a share of it: 0.0 is proved optimal."""
+        if self.cost == self.lower_bound:
+            return 0.0
+        return self.cost / self.lower_bound - 1 if self.lower_bound else inf
+
+    @cached_property
+    def loads(self) -> dict[str, Load]:
+        """For each node before or after: what it owns before, what after, and its share.
+
+        In bytes if the plan was made with sizes, else in partitions. A node that leaves or drains has a share
+        of 0, and partitions pinned to one that drains are in no share.
+        """
+        names = sorted({*self.before.nodes, *self.after.nodes})
+        held = [self._held(layout, names) for layout in (self.before, self.after)]
+        weights = self._active
+        size = self.terms.sizes or (1,) * self.before.npartitions
+        stuck = sum(size[p] for p in self.terms.pinned if self.before.owner_of(p) not in weights)
+        unit = (sum(size) - stuck) / sum(weights.values(), Fraction(0))
+        return {
+            name: Load(old, new, unit * weights.get(name, 0))
+            for name, old, new in zip(names, *held, strict=True)
+        }
+
+    @property
+    def _active(self) -> dict[str, Fraction]:
+        """Weights of the nodes that take partitions."""
+        return {
+            name: weight
+            for name, weight in self.after.weights.items()
+            if name not in self.terms.draining and name not in self.leaving
+        }
+
+    def _held(self, layout: Layout, names: Sequence[str]) -> list[int]:
+        owner = owners_among(layout, names)
+        if self.terms.sizes is None:
+            return list(map(int, np.bincount(owner, minlength=len(names))))
+        held = [0] * len(names)
+        for node, size in zip(owner.tolist(), self.terms.sizes, strict=True):
+            held[node] += size
+        return held
+
     @cached_property
     def imbalance_before(self) -> float:
-        """Largest ratio of what a node owns to its share, in partitions, before the moves.
+        """Largest ratio of what a node owns to its share, before the moves.
 
-        Shares are those of the new nodes, by weight, before as after the moves, so the two can be compared:
-        1.0 is perfect, and 1.25 says that some node owns a quarter too much. A node that is to leave has no
-        share, so owning anything makes it inf.
+        In bytes if the plan was made with sizes, else in partitions. Shares are those of the new nodes, by
+        weight, before as after the moves, so the two can be compared: 1.0 is perfect, and 1.25 says that some
+        node owns a quarter too much. A node that is to leave has no share, so owning anything makes it inf;
+        but what is pinned to a node that drains is not counted.
         """
-        return imbalance(self.before, self.after.weights)
+        return self._imbalance(0)
 
     @cached_property
     def imbalance_after(self) -> float:
         """As `imbalance_before`, after the moves."""
-        return imbalance(self.after, self.after.weights)
+        return self._imbalance(1)
+
+    def _imbalance(self, when: int) -> float:
+        size = self.terms.sizes or (1,) * self.before.npartitions
+        pins = Counter[str]()
+        for p in self.terms.pinned:
+            pins[self.before.owner_of(p)] += size[p]
+        ratios = []
+        for name, load in self.loads.items():
+            if load.share:
+                ratios.append(float(load[when] / load.share))
+            elif load[when] > pins[name]:
+                ratios.append(inf)
+        return max(ratios, default=1.0)
+
+    # In which order
+
+    def waves(self, concurrency: int) -> tuple[tuple[Move, ...], ...]:
+        """The moves in the fewest waves in which no node sends or receives more than so many at once.
+
+        Parameters
+        ----------
+        concurrency : int
+            How many partitions a node sends at once at most, and also receives.
+
+        Returns
+        -------
+        tuple of tuples of Move
+            As many waves as the largest number of partitions that any node sends or receives, divided by
+            `concurrency` and rounded up; where capacities allow no such order, more. Then a partition may go
+            in two hops, to make way for another.
+
+        Raises
+        ------
+        ValueError
+            If moves block each other because of capacities, naming them.
+
+        Notes
+        -----
+        Colours of the edges of a bipartite multigraph: König, 1916.
+
+        Examples
+        --------
+        >>> plan = plan_rebalance(Layout.create("user_id", 64, ["w0", "w1", "w2", "w3"]), ["w0", "w1", "w2"])
+        >>> [len(wave) for wave in plan.waves(2)]  # w3 sends 16
+        [2, 2, 2, 2, 2, 2, 2, 2]
+        """
+        concurrency = integer("concurrency", concurrency, 1)
+        if not self.terms.capacities:
+            return in_waves(self.moves, concurrency)
+        load = {name: load.before for name, load in self.loads.items()}
+        # A partition may make way to a node that takes partitions, and this one.
+        barred: dict[str, Collection[int]] = {name: set(banned) for name, banned in self.terms.banned}
+        for name in load.keys() - self._active.keys():
+            barred[name] = range(self.before.npartitions)
+        return waves_within(self.moves, concurrency, load, dict(self.terms.capacities), barred)
+
+    def estimate(self, bandwidth: float, concurrency: int = 1) -> Estimate:
+        """How long the moves take, wave after wave, and what no order could beat.
+
+        Parameters
+        ----------
+        bandwidth : float
+            Bytes a second that a node can send, and at the same time receive.
+        concurrency : int
+            As for `waves`.
+
+        Returns
+        -------
+        Estimate
+            seconds, lower_bound. A wave ends when its last partition is there.
+
+        Raises
+        ------
+        ValueError
+            If sizes are not known; as `waves`.
+
+        Examples
+        --------
+        >>> plan = plan_rebalance(Layout.create("user_id", 64, ["w0", "w1", "w2", "w3"]), ["w0", "w1", "w2"])
+        >>> plan.with_sizes([2**20] * 64).estimate(bandwidth=2**20)
+        Estimate(seconds=16.0, lower_bound=16.0)
+        """
+        if isinstance(bandwidth, bool) or not isinstance(bandwidth, (int, float)) or not 0 < bandwidth < inf:
+            raise ValueError(f"bandwidth must be a number of bytes a second above 0, got {bandwidth!r}")
+        if self.moves and not self.nbytes:
+            raise ValueError("the sizes of the partitions are not known: use plan.with_sizes(sizes)")
+        return estimate(self.waves(concurrency), self.moves, bandwidth)
 
     # Other plans from this one
 
@@ -210,29 +426,16 @@ class RebalancePlan:
         >>> plan.with_sizes([100, 200, 300, 400]).nbytes
         600
         """
-        lookup: Any = sizes.to_dict() if hasattr(sizes, "to_dict") else sizes
-        if not isinstance(lookup, Mapping) and len(lookup) != self.before.npartitions:
-            raise ValueError(
-                f"needs a size for each of {self.before.npartitions} partitions, got {len(lookup)}"
-            )
-        moves = []
-        for move in self.moves:
-            try:
-                size = lookup[move.partition]
-            except KeyError:
-                raise ValueError(f"partition {move.partition} moves, but has no size") from None
-            if (
-                isinstance(size, (float, np.floating)) and size.is_integer()
-            ):  # as a Series with a gap holds them
-                size = int(size)
-            moves.append(move._replace(nbytes=integer(f"size of partition {move.partition}", size, 0)))
+        moving = [move.partition for move in self.moves]
+        read = read_sizes(sizes, moving, self.before.npartitions)
+        moves = (move._replace(nbytes=nbytes) for move, nbytes in zip(self.moves, read, strict=True))
         return replace(self, moves=tuple(moves))
 
     def restricted_to(self, partitions: Iterable[int]) -> RebalancePlan:
         """The plan of which only these partitions move: all others stay where they are.
 
         A node that was to leave and still owns some is then among the nodes of `after`, with its old weight.
-        `lower_bound` stays that of the whole plan.
+        The other moves are in `rest`, and `lower_bound` stays that of the whole plan.
 
         Raises
         ------
@@ -253,9 +456,17 @@ class RebalancePlan:
             raise ValueError(f"partition {lacking} does not move in this plan")
         owners = np.array(self.before.nodes, dtype=object)[self.before.assignment]
         owners[[move.partition for move in moves]] = [move.target for move in moves]
-        staying = {name: weight for name, weight in self.before.weights.items() if name in set(owners)}
+        owning = set(owners)
+        staying = {name: weight for name, weight in self.before.weights.items() if name in owning}
         after = self.after.with_assignment(owners, {**staying, **self.after.weights})
-        return replace(self, after=after, moves=moves)
+        rest = tuple(move for move in self.moves if move.partition not in wanted)
+        return replace(
+            self,
+            after=after,
+            moves=moves,
+            rest=tuple(sorted({*self.rest, *rest})),
+            leaving=tuple(n for n in staying if n not in self.after.weights or n in self.leaving),
+        )
 
     # As data
 
@@ -302,17 +513,36 @@ class RebalancePlan:
                 "after": json.loads(self.after.to_json()),
                 "lower_bound": self.lower_bound,
                 "moves": [[*move[:3], str(move.nbytes)] for move in self.moves],
+                **({"rest": [[*move[:3], str(move.nbytes)] for move in self.rest]} if self.rest else {}),
+                **({"leaving": list(self.leaving)} if self.leaving else {}),
+                **({"terms": self.terms.to_fields()} if self.terms != NO_TERMS else {}),
             }
         )
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> RebalancePlan:
+    def from_json(cls, text: str | bytes, layout: Layout | None = None) -> RebalancePlan:
         """The plan that `to_json` wrote.
+
+        Parameters
+        ----------
+        text : str or bytes
+        layout : Layout, optional
+            The layout that the plan must start from.
 
         Raises
         ------
         ValueError
-            If the text is not a plan, or its moves do not turn its one layout into its other.
+            If the text is not a plan, its moves do not turn its one layout into its other, or it is for
+            another layout than the one given.
+
+        Examples
+        --------
+        >>> layout = Layout.create("user_id", 64, ["w0"])
+        >>> text = plan_rebalance(layout, ["w0", "w1"]).to_json()
+        >>> RebalancePlan.from_json(text, layout.split(2))
+        Traceback (most recent call last):
+            ...
+        ValueError: this plan is for layout ... at version 0, not for layout ... at version 1: make a new one
         """
         fields = read_object(text, "plan")
         if missing := [field for field in ("before", "after", "lower_bound", "moves") if field not in fields]:
@@ -321,26 +551,55 @@ class RebalancePlan:
         same = ("id", "on", "npartitions", "seed", "vnodes", "placement")
         if after.version != before.version + 1 or any(getattr(before, f) != getattr(after, f) for f in same):
             raise ValueError("the layouts in plan JSON are not one and the next version of the same")
-        try:
-            listed = [(partition, source, target) for partition, source, target, _ in fields["moves"]]
-            sizes = [int(nbytes) for *_, nbytes in fields["moves"]]
-        except (TypeError, ValueError):
+        if layout is not None and layout != before:
+            if (layout.id, layout.version) == (before.id, before.version):
+                raise ValueError(
+                    "this plan is for other owners or nodes than those of the layout, though id and version "
+                    "are the same: make a new one"
+                )
             raise ValueError(
-                "moves in plan JSON must be a list of [partition, source, target, nbytes]"
-            ) from None
-        moves = moves_between(before, after)
-        if listed != [move[:3] for move in moves]:
+                f"this plan is for layout {before.id} at version {before.version}, not for layout "
+                f"{layout.id} at version {layout.version}: make a new one"
+            )
+        listed = read_moves(fields["moves"], "moves")
+        if [move[:3] for move in listed] != [move[:3] for move in moves_between(before, after)]:
             raise ValueError("the moves in plan JSON do not turn its layout before into its layout after")
-        if min(sizes, default=0) < 0:
-            raise ValueError("nbytes in plan JSON must not be negative")
+        rest = read_moves(fields.get("rest", []), "rest")
+        for p, source, _, _ in rest:
+            if not 0 <= p < after.npartitions or after.owner_of(p) != source:
+                raise ValueError("the rest in plan JSON does not start from its layout after")
         return cls(
             before,
             after,
-            tuple(move._replace(nbytes=nbytes) for move, nbytes in zip(moves, sizes, strict=True)),
+            listed,
             integer("lower_bound in plan JSON", fields["lower_bound"], 0),
+            Terms.from_fields(fields.get("terms", {}), before, after.weights),
+            rest,
+            tuple(known_node(name, after.weights) for name in fields.get("leaving", ())),
         )
 
     # For people
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the plan: nodes as bars before and after, moves as bands between them.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+            Where to draw; by default a new figure.
+
+        Returns
+        -------
+        matplotlib Axes
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed; it comes with the extra "viz".
+        """
+        from chash_partition.picture import draw
+
+        return draw(self, ax)
 
     def __repr__(self) -> str:
         nodes = f"{len(self.before.nodes):,} -> {count(len(self.after.nodes), 'node')}"
@@ -350,88 +609,10 @@ class RebalancePlan:
         )
 
     def __str__(self) -> str:
-        parts = [self._headline(), *(as_text(*table) for table in self._tables()), fill(self._reason(), 100)]
-        return "\n\n".join(part for part in parts if part)
+        return report.as_text(self)
 
     def _repr_html_(self) -> str:
-        parts = [paragraph(self._headline()), *(as_html(*table) for table in self._tables())]
-        return "\n".join([*parts, paragraph(self._reason())])
-
-    def _headline(self) -> str:
-        size = f" ({readable_bytes(self.nbytes)})" if self.nbytes else ""
-        return (
-            f"{len(self.moves):,} of {count(self.before.npartitions, 'partition')} move{size}; "
-            f"{len(self.before.nodes):,} -> {count(len(self.after.nodes), 'node')}; "
-            f"version {self.before.version} -> {self.after.version}.\n"
-            f"Imbalance (the most that a node owns of its share): "
-            f"{self.imbalance_before:.3g} -> {self.imbalance_after:.3g}."
-        )
-
-    def _tables(self) -> list[tuple[list[str], list[list[str]], str]]:
-        """Header, rows and a last line: of where moves go, and of what they make of each node."""
-        flows = Counter((move.source, move.target) for move in self.moves)
-        gives = Counter(move.source for move in self.moves)
-        takes = Counter(move.target for move in self.moves)
-        before, after, weights = self.before.counts(), self.after.counts(), self.after.weights
-        total = sum(weights.values())
-        busiest = sorted({*before, *after}, key=lambda name: (-gives[name] - takes[name], name))
-        nodes = [
-            [
-                show(name),
-                str(weights.get(name, "leaves")),
-                f"{float(weights.get(name, Fraction(0)) * self.before.npartitions / total):,.2f}",
-                *(f"{n:,}" for n in (before.get(name, 0), before.get(name, 0) - gives[name], takes[name])),
-                f"{after.get(name, 0):,}",
-            ]
-            for name in sorted(busiest[:MAX_ROWS])
-        ]
-        moves = [
-            [show(source), show(target), f"{n:,}"]
-            for (source, target), n in sorted(flows.items(), key=by_count)[:MAX_ROWS]
-        ]
-        tables = [
-            (["from", "to", "partitions"], moves, more(len(flows), "pair")),
-            (["node", "weight", "share", "owned", "stay", "come", "owns"], nodes, more(len(busiest), "node")),
-        ]
-        return tables if moves else tables[1:]
-
-    def _reason(self) -> str:
-        """Why no plan moves fewer, in numbers."""
-        total, bound = self.before.npartitions, self.lower_bound
-        if len(self.moves) != bound:
-            return f"This is a part of a plan; the whole plan moves {count(bound, 'partition')}."
-        if not bound:
-            return "Nothing has to move."
-        if self.before.placement == "ring":
-            return (
-                "Why no fewer: with placement 'ring' a partition belongs to the node of the first token at "
-                "or after its point. On the ring of the new nodes that is another node for "
-                f"{bound:,} of {total:,}."
-            )
-        weights = self.after.weights.values()
-        unit = total / sum(weights)  # a Fraction, like the weights
-        up = total - sum(int(unit * weight) for weight in weights)
-        if up:
-            quota = (
-                f"its share of the {total:,} partitions rounded down, and {up:,} of {len(weights):,} one more"
-            )
-            first = ", and the one more goes first to nodes that owned more"
-        else:
-            quota, first = f"exactly its share of the {total:,} partitions", ""
-        return (
-            f"Why no fewer: each node must own {quota}. "
-            f"It can keep no more than that of what it owned{first}. "
-            f"So at most {total - bound:,} of {total:,} can stay, and {bound:,} must move."
-        )
-
-
-MAX_ROWS = 16
-
-
-def owners_among(layout: Layout, names: Iterable[str]) -> npt.NDArray[np.int32]:
-    """Owner of each partition as an index into these names, sorted; -1 if it is none of them."""
-    number = {name: i for i, name in enumerate(sorted(names))}
-    return np.array([number.get(name, -1) for name in layout.nodes], dtype=np.int32)[layout.assignment]
+        return report.as_html(self)
 
 
 def moves_between(before: Layout, after: Layout) -> tuple[Move, ...]:
@@ -442,51 +623,103 @@ def moves_between(before: Layout, after: Layout) -> tuple[Move, ...]:
     return tuple(map(Move, changed.tolist(), sources.tolist(), targets.tolist()))
 
 
-def imbalance(layout: Layout, weights: Mapping[str, Fraction]) -> float:
-    """Largest ratio of the partitions that a node owns to its share by these weights."""
-    total = sum(weights.values())
-    ratios = (
-        float(held * total / (weights[name] * layout.npartitions)) if name in weights else inf
-        for name, held in layout.counts().items()
-        if held
-    )
-    return max(ratios)
+# Parts of plans
 
 
-def by_count(flow: tuple[tuple[str, str], int]) -> tuple[int, tuple[str, str]]:
-    """Sort key: most partitions first, then by names."""
-    return -flow[1], flow[0]
+def read_budgets(max_moves: int | None, max_bytes: int | None, terms: Terms) -> tuple[int | None, int | None]:
+    if max_moves is not None:
+        max_moves = integer("max_moves", max_moves, 0)
+    if max_bytes is not None:
+        max_bytes = integer("max_bytes", max_bytes, 0)
+        if terms.sizes is None:
+            raise ValueError("max_bytes needs the sizes of partitions: give sizes, or use max_moves")
+    return max_moves, max_bytes
 
 
-def show(name: str) -> str:
-    """A node's name in a table, where an empty one or a line break would not be seen for what it is."""
-    return name if name.strip() and name.isprintable() else repr(name)
+def within_budget(plan: RebalancePlan, max_moves: int | None, max_bytes: int | None) -> RebalancePlan:
+    """As many of the plan's moves as the budgets allow, those first that relieve most.
+
+    What remains is noted in the layout after, so that the next plan on the same terms goes on with it: it
+    could find another as good, but then a partition might move twice.
+    """
+    if max_moves is None and max_bytes is None:
+        return plan
+    sizes = plan.terms.sizes or (1,) * plan.before.npartitions
+    for move in plan.moves:
+        if max_bytes is not None and move.nbytes > max_bytes:
+            raise ValueError(
+                f"partition {move.partition} moves and has {move.nbytes:,} bytes, more than max_bytes="
+                f"{max_bytes:,}: allow at least as many, or pin it"
+            )
+    capacity = dict(plan.terms.capacities)
+    held = {name: load.before for name, load in plan.loads.items()}
+    share = {name: float(load.share) for name, load in plan.loads.items()}
+    ordered = by_relief(plan.moves, sizes, held, share, capacity)
+    chosen, spent, sound = 0, 0, 0
+    for move in ordered[:max_moves]:
+        spent += move.nbytes
+        if max_bytes is not None and spent > max_bytes:
+            break
+        chosen += 1
+        held[move.source] -= sizes[move.partition]
+        held[move.target] += sizes[move.partition]
+        if all(held[name] <= limit for name, limit in capacity.items() if name in (move.source, move.target)):
+            sound = chosen
+    if not capacity:
+        sound = chosen
+    if chosen and not sound:
+        move = ordered[0]
+        raise ValueError(
+            f"within this budget no move leaves all nodes within their capacities: the first, of partition "
+            f"{move.partition} from {move.source!r} to {move.target!r}, waits for others. Raise the budget"
+        )
+    if sound == len(plan.moves):
+        return plan
+    part = plan.restricted_to(move.partition for move in ordered[:sound])
+    note = {
+        "to": signature(plan.after.weights, plan.terms, plan.after.assignment),
+        "moves": [[move.partition, move.target] for move in part.rest],
+    }
+    extra = json.dumps({**json.loads(part.after.extra), REST: note})
+    return replace(part, after=replace(part.after, extra=extra))
 
 
-def more(n: int, noun: str) -> str:
-    return f"... and {count(n - MAX_ROWS, f'more {noun}')}" if n > MAX_ROWS else ""
+REST = "rest_of_plan"
 
 
-def as_text(header: list[str], rows: list[list[str]], last: str) -> str:
-    lines = [header, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    justify = [str.ljust if title in ("from", "to", "node") else str.rjust for title in header]
-    texts = [
-        [just(cell, width) for just, cell, width in zip(justify, line, widths, strict=True)] for line in lines
-    ]
-    return "\n".join(["  ".join(cells) for cells in texts] + ([last] if last else []))
+def rest_of_plan(case: Case, weights: Mapping[str, Fraction]) -> npt.NDArray[np.int32] | None:
+    """Where the plan leads that the layout is a part of, if it is one on these terms, as `fewest_moves`."""
+    note = json.loads(case.layout.extra).get(REST)
+    number = {name: i for i, name in enumerate(weights)}
+    owners = owners_among(case.layout, weights)
+    try:
+        for partition, target in note["moves"]:
+            owners[integer("", partition, 0)] = number[target]
+        same = note["to"] == signature(weights, case.terms, owners)
+    except (TypeError, KeyError, ValueError, IndexError):  # no note, or not ours, or of other partitions
+        return None
+    if not same or owners.min() < 0:
+        return None
+    return owners_among(replace(case.layout, weights=weights, assignment=owners), case.weights)
 
 
-def as_html(header: list[str], rows: list[list[str]], last: str) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{paragraph(last)}"
+def without_rest(layout: Layout) -> str:
+    fields = json.loads(layout.extra)
+    return json.dumps({name: value for name, value in fields.items() if name != REST})
 
 
-def paragraph(text: str) -> str:
-    return f"<p>{escape(text).replace(chr(10), '<br>')}</p>" if text else ""
+def signature(weights: Mapping[str, Fraction], terms: Terms, owners: npt.NDArray[np.int32]) -> str:
+    """What makes a plan the same plan: nodes, terms, and where all partitions end."""
+    return identity([(name, str(weight)) for name, weight in weights.items()], terms, owners.tolist())
 
 
-def readable_bytes(n: int) -> str:
-    power = min(max(n.bit_length() - 1, 0) // 10, 5)
-    return f"{n / 1024**power:,.{min(power, 1)}f} {['B', 'kiB', 'MiB', 'GiB', 'TiB', 'PiB'][power]}"
+def read_moves(listed: Any, what: str) -> tuple[Move, ...]:
+    try:
+        moves = tuple(Move(p, source, target, int(nbytes)) for p, source, target, nbytes in listed)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{what} in plan JSON must be a list of [partition, source, target, nbytes]"
+        ) from None
+    if min((move.nbytes for move in moves), default=0) < 0:
+        raise ValueError("nbytes in plan JSON must not be negative")
+    return moves
