@@ -208,7 +208,8 @@ class ChashAccessor:
             Default: the workers that the cluster has now, with the weights that the layout has
             for them; new ones weigh 1.
         **options
-            Passed on to `plan_rebalance`.
+            Passed on to `plan_rebalance`. Bytes count instead of partitions with
+            ``sizes=df.chash.sizes(), tolerance=0.05``.
 
         Returns
         -------
