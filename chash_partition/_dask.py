@@ -29,6 +29,8 @@ try:
         Filter,
         Index,
         MapPartitions,
+        MethodOperatorAlign,
+        OpAlignPartitions,
         Partitions,
         PartitionsFiltered,
         Projection,
@@ -44,7 +46,7 @@ try:
     from dask.dataframe.dask_expr._merge import BlockwiseMerge, Merge, SemiMerge
     from dask.dataframe.dask_expr._reductions import DropDuplicates, Unique, ValueCounts
     from dask.dataframe.dask_expr._repartition import Repartition
-    from dask.dataframe.dask_expr._shuffle import SetIndex, SetPartition, SortValues
+    from dask.dataframe.dask_expr._shuffle import RearrangeByColumn, SetIndex, SetPartition, SortValues
     from dask.dataframe.dask_expr._shuffle import ShuffleBase as Shuffle
     from dask.dataframe.dask_expr.io.io import FromGraph
     from dask.dataframe.multi import merge_chunk
@@ -104,12 +106,15 @@ __all__ = [
     "MapPartitions",
     "Median",
     "Merge",
+    "MethodOperatorAlign",
+    "OpAlignPartitions",
     "P2PBarrierTask",
     "P2POutOfDiskError",
     "Partitions",
     "PartitionsFiltered",
     "Projection",
     "Query",
+    "RearrangeByColumn",
     "ReduceReplicas",
     "RenameFrame",
     "Repartition",

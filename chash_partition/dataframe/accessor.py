@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from datetime import date, timedelta
+from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import dask.dataframe as dd
 import numpy as np
@@ -20,7 +21,7 @@ from chash_partition.cluster import live
 from chash_partition.dataframe.explain import explain, why_not
 from chash_partition.dataframe.expressions import Claim, PersistedFrame, Pin, persisted
 from chash_partition.dataframe.keys import key_columns, keys_of
-from chash_partition.dataframe.knowledge import KeepsKey, Known, known, labels
+from chash_partition.dataframe.knowledge import KeepsKey, Known, by_columns, known, labels
 from chash_partition.dataframe.repartition import place, way_of
 from chash_partition.hashing import hash_key, hash_keys
 from chash_partition.layout import Layout
@@ -372,7 +373,14 @@ class ChashAccessor:
                 "equal keys need not meet: merge with df.merge(...), which shuffles both sides"
             )
         mates = tuple(rights[lefts.index(column)] for column in facts.on)
-        there = known(right.expr)
+        if levels := [
+            name for name in mates if name not in right.columns and name in right._meta.index.names
+        ]:
+            raise ValueError(
+                f"the merge key {levels[0]!r} is a level of the index of `right`, by which Dask would "
+                "shuffle both frames: right.reset_index() makes it a column, and keeps a placed frame placed"
+            )
+        there = by_columns(right.expr)
         if there is None or there.on != mates or not there.layout.same_partitions(layout):
             key_columns(right, list(mates))
             hash_keys(keys_of(right._meta, mates))
@@ -492,18 +500,43 @@ class ChashAccessor:
 
 
 def _rows_of(block: pd.DataFrame, on: list[Hashable], key: Any, seed: int) -> pd.DataFrame:
-    return block[hash_keys(keys_of(block, on), seed=seed) == np.uint64(hash_key(key, seed))]
+    rows = hash_keys(keys_of(block, on), seed=seed) == np.uint64(hash_key(key, seed))
+    for name, value in zip(on, key if isinstance(key, tuple) else (key,), strict=True):
+        column = keys_of(block, (name,))[name]
+        if column.dtype == object and not pd.isna(value):  # may hold values of several kinds
+            kind = _kind(value)
+            rows &= np.array(
+                [here and _kind(v) == kind for here, v in zip(rows, column, strict=True)], dtype=bool
+            )
+    return block[rows]
+
+
+# Equal key hashes mean equal keys within one of these.
+KINDS: list[tuple[type, ...]] = [
+    (bool, int, float, Decimal, np.number, np.bool_),
+    (str,),
+    (bytes,),
+    (date, np.datetime64),
+    (timedelta, np.timedelta64),
+    (time,),
+    (UUID,),
+]
+
+
+def _kind(value: Any) -> int:
+    return next((i for i, types in enumerate(KINDS) if isinstance(value, types)), -1)
 
 
 def _check_kind(column: Hashable, dtype: Any, value: Any) -> None:
-    """Equal key hashes mean equal keys within one kind only: 0 and the epoch hash alike."""
+    """Refuse a key of another kind than the column: 0 and the epoch hash alike."""
     if isinstance(dtype, pd.CategoricalDtype):
         dtype = getattr(dtype.categories, "dtype", dtype)
+    numbers, texts, _, times, spans, *_ = KINDS
     kinds: list[tuple[bool, tuple[type, ...]]] = [
-        (pd.api.types.is_numeric_dtype(dtype), (bool, int, float, Decimal, np.number, np.bool_)),
-        (isinstance(dtype, pd.StringDtype), (str,)),
-        (pd.api.types.is_datetime64_any_dtype(dtype), (date, np.datetime64)),
-        (pd.api.types.is_timedelta64_dtype(dtype), (timedelta, np.timedelta64)),
+        (pd.api.types.is_numeric_dtype(dtype), numbers),
+        (isinstance(dtype, pd.StringDtype), texts),
+        (pd.api.types.is_datetime64_any_dtype(dtype), times),
+        (pd.api.types.is_timedelta64_dtype(dtype), spans),
     ]
     for holds, types in kinds:
         if holds and not isinstance(value, types) and not pd.isna(value):

@@ -11,7 +11,10 @@ from typing import Any
 from chash_partition._dask import (
     Concat,
     Expr,
+    MethodOperatorAlign,
+    OpAlignPartitions,
     Projection,
+    RearrangeByColumn,
     ResetIndex,
     SetIndex,
     SetPartition,
@@ -81,7 +84,19 @@ class PlacedPartition(CountsPartitions, SetPartition):
 
 
 class PlacedReset(Ours, ResetIndex):
-    """Of a series with several levels in its index, Dask gives the values in place of a level."""
+    """Of a series with several levels in its index, Dask gives the values in place of a level.
+
+    And levels of objects stay so: pandas makes of them whatever the rows of a block fit into, and Dask's
+    hash of the same value differs between dtypes.
+    """
+
+    @staticmethod
+    def operation(block: Any, **kwargs: Any) -> Any:
+        out = block.reset_index(**kwargs)
+        for i in range(0 if kwargs["drop"] else block.index.nlevels):
+            if block.index.get_level_values(i).dtype == object:
+                out.isetitem(i, out.iloc[:, i].astype(object))
+        return out
 
     def _known(self) -> Known | None:
         return known(ResetIndex(*self.operands))
@@ -92,9 +107,31 @@ class PlacedReset(Ours, ResetIndex):
         return super()._simplify_up(parent, dependents)
 
 
+class AlignsRows(Ours):
+    """Dask pairs partition i with partition i of an unrelated frame if divisions are not known."""
+
+    def _lower(self) -> Expr:
+        sides = (self.frame, self.other)
+        npartitions = max(side.npartitions for side in sides)
+        if npartitions == 1 or all(side.known_divisions for side in sides):
+            return super()._lower()
+        frame, other = (RearrangeByColumn(side, None, npartitions, index_shuffle=True) for side in sides)
+        return self._op(frame, self.op, other, *self.operands[3:])
+
+
+class PlacedOperator(AlignsRows, OpAlignPartitions):
+    pass
+
+
+class PlacedMethod(AlignsRows, MethodOperatorAlign):
+    pass
+
+
 CORRECTED: dict[type[Expr], type[Expr]] = {
     Concat: PlacedConcat,
     SortValues: PlacedSort,
     SetIndex: PlacedIndex,
     ResetIndex: PlacedReset,
+    OpAlignPartitions: PlacedOperator,
+    MethodOperatorAlign: PlacedMethod,
 }

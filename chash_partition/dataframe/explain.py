@@ -140,6 +140,8 @@ def _why_no_rows(node: Expr) -> str:
 
 def why_not(expr: Expr) -> str:
     """What made a frame forget how it is placed, or that it never was."""
+    if known(expr) is not None:
+        return "its key is a level of the index, and reset_index() would make it a column"
     while True:
         below = [node for node in expr.dependencies() if isinstance(node, Expr)]
         if isinstance(expr, (Claim, Told)):

@@ -48,6 +48,7 @@ from chash_partition._dask import (
     ValueCounts,
     barrier_key,
     determine_column_projection,
+    groupby,
     merge_chunk,
     new_collection,
     p2p_barrier,
@@ -66,6 +67,7 @@ from chash_partition.dataframe.knowledge import (
     sides_of,
 )
 from chash_partition.dataframe.shuffle import PlacedShuffleSpec, Stack, transfer, unpack
+from chash_partition.hashing import hash_keys
 from chash_partition.layout import Layout
 
 Label = Hashable
@@ -119,12 +121,16 @@ class Claim(Ours):
         )
 
     def _under_groupby(self, parent: Expr) -> Expr:
+        if (counts := _of_all_groups(parent)) is not None:
+            return counts
         if "dropna" in parent._parameters and parent.operand("dropna") is None:
             # The same, but Dask's mean, var and std take None for False at their last step.
             parent = parent.substitute_parameters({"dropna": True})
         facts = by_columns(self.frame)
         if facts is None or not groups_meet(parent, facts):
-            return Claim(Told(_one_list_of_categories(parent.substitute(self, self.frame))))
+            return Claim(
+                _objects(Told(_one_list_of_categories(parent.substitute(self, self.frame))), parent.by)
+            )
         grouped = parent.substitute(self, Told(self.frame, facts.on))
         # Dask gives the number of partitions that a shuffle would make; there is none.
         if "split_out" in grouped._parameters:
@@ -133,7 +139,7 @@ class Claim(Ours):
                 grouped = grouped.substitute_parameters({"split_out": True})
         if isinstance(grouped, Median):
             grouped = grouped.substitute_parameters({"split_every": None})
-        return Claim(Told(grouped))
+        return Claim(_objects(Told(grouped), parent.by))
 
     def _lower(self) -> Expr:
         # Straight to what the frame becomes: a merge must decide before its sides are lowered.
@@ -170,6 +176,25 @@ def _one_list_of_categories(groups: Expr) -> Expr:
     return type(groups)(*whole)
 
 
+def _of_all_groups(parent: Expr) -> Expr | None:
+    """`nunique`, of which Dask leaves out the null group and categories that have no rows."""
+    if type(parent) is not groupby.NUnique or any(isinstance(column, Expr) for column in parent.by):
+        return None
+    by, value, dropna = list(parent.by), parent.operand("_slice"), parent.operand("dropna")
+    if value in by or not (dropna is False or reports_all_categories(parent)):
+        return None
+    pairs = new_collection(parent.frame)[[*by, value]].drop_duplicates()
+    groups = pairs.groupby(by, sort=parent.sort, observed=parent.operand("observed"), dropna=dropna)
+    return groups[value].count(split_out=parent.operand("split_out")).expr
+
+
+def _objects(groups: Expr, by: Sequence[Any]) -> Expr:
+    """Groups by columns of objects, which they are in the result's index too."""
+    frame = groups.frame.frame._meta
+    names = [c for c in by if not isinstance(c, Expr) and c in frame and frame[c].dtype == object]
+    return Objects(groups, names) if names else groups
+
+
 OF_EQUALS = (DropDuplicates, Unique, ValueCounts)
 
 
@@ -185,6 +210,8 @@ def _by_partition(parent: Expr) -> Expr | None:
     if parent.sort or _is_category(frame._meta.dtype):  # it counts those that are not there too
         return None
     counted = _mapped(parent, pd.Series.value_counts, sort=False, dropna=parent.dropna)
+    if frame._meta.dtype == object:
+        counted = Objects(counted, [frame._meta.name])
     return counted / parent.total_length if parent.normalize else counted
 
 
@@ -252,6 +279,32 @@ class Told(Ours, Elemwise):
         return type(self)(self.frame, self.operand("columns"), True)
 
 
+class Objects(Ours, Blockwise):
+    """Levels of the index are of objects in each block.
+
+    pandas makes of them whatever the groups of a block fit into, and Dask's hash of the same value differs
+    between dtypes.
+    """
+
+    _parameters = ["frame", "names"]
+
+    @staticmethod
+    def operation(block: pd.DataFrame | pd.Series, names: list[Label]) -> pd.DataFrame | pd.Series:
+        index: Any = block.index
+        for name in names:
+            if name not in index.names:
+                continue
+            if isinstance(index, pd.MultiIndex):
+                level = index.names.index(name)
+                index = index.set_levels(index.levels[level].astype(object), level=level)
+            else:
+                index = index.astype(object)
+        return block.set_axis(index)
+
+    def _known(self) -> Known | None:
+        return known(self.frame)
+
+
 class Distinct(Ours, Blockwise):
     """`drop_duplicates` partition by partition."""
 
@@ -298,7 +351,8 @@ class Place(Ours):
 
     def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
         if isinstance(parent, Filter):
-            if self._filter_passthrough_available(parent, dependents) and _rowwise(parent.predicate, self):
+            rows = parent.predicate.ndim == 1 and _rowwise(parent.predicate, self)
+            if rows and self._filter_passthrough_available(parent, dependents):
                 return self._filter_simplification(parent)
         elif isinstance(parent, Projection):
             wanted = {*labels(determine_column_projection(self, parent, dependents)), *self.on}
@@ -431,7 +485,8 @@ class PlacedMerge(Ours, Merge):
             return self._project(parent, set(on), dependents)
         # Dask takes a column for one with a suffix if there is one by such a name.
         columns = {*self.left.columns, *self.right.columns}
-        if columns & {f"{column}{suffix}" for column in columns for suffix in self.suffixes if suffix}:
+        suffixed = {f"{column}{suffix}" for column in columns for suffix in self.suffixes}
+        if not all(self.suffixes) or columns & suffixed:
             return None
         return super()._simplify_up(parent, dependents)
 
@@ -439,7 +494,11 @@ class PlacedMerge(Ours, Merge):
         wanted = set(labels(determine_column_projection(self, parent, dependents)))
         # Both sides keep a column that both have: without its like it would get no suffix.
         sides = [
-            [c for c in side.columns if c in keys or wanted & {c, *(f"{c}{end}" for end in self.suffixes)}]
+            [
+                c
+                for c in side.columns
+                if c in keys or wanted & {c, *(f"{c}{end or ''}" for end in self.suffixes)}
+            ]
             for side in (self.left, self.right)
         ]
         if sides == [list(self.left.columns), list(self.right.columns)]:
@@ -511,27 +570,82 @@ class ColocatedMerge(Ours, BlockwiseMerge):
         )
 
 
-# Up to here every integer is a float64.
-EXACT = 2**53
-
-
 def merge_partitions(
     left: pd.DataFrame, right: pd.DataFrame, *, result_meta: pd.DataFrame, **kwargs: Any
 ) -> pd.DataFrame:
-    """Join two partitions; refuse numbers that pandas would join although they differ."""
-    for left_on, right_on in zip(labels(kwargs["left_on"]), labels(kwargs["right_on"]), strict=True):
-        sides = [("left", left_on, _values(left[left_on])), ("right", right_on, _values(right[right_on]))]
-        if {_number(column.dtype) for _, _, column in sides} != {"integer", "float"}:
+    """Join two partitions; refuse numbers that pandas would join although they differ, or round."""
+    pairs: list[tuple[Any, Any]] = list(
+        zip(labels(kwargs["left_on"]), labels(kwargs["right_on"]), strict=True)
+    )
+    for left_on, right_on in pairs:
+        _refuse_rounding(left[left_on], right[right_on])
+    sides = [left, right]
+    for pair in pairs:
+        categories = [_is_category(side[name].dtype) for side, name in zip(sides, pair, strict=True)]
+        if sum(categories) == 1:
+            # Of a category and another dtype, pandas makes one or the other, as a block's rows happen to be.
+            i = categories.index(True)
+            sides[i] = sides[i].copy(deep=False)
+            sides[i][pair[i]] = _plain(sides[i][pair[i]])
+            meta: Any = [
+                c for c in set(pair) & set(result_meta.columns) if _is_category(result_meta[c].dtype)
+            ]
+            result_meta = result_meta.astype(dict.fromkeys(meta, object))
+    merged = merge_chunk(*sides, result_meta=result_meta, **kwargs)
+    for left_on, right_on in pairs:
+        if left[left_on].dtype != right[right_on].dtype:
+            _check_unchanged(merged, left[left_on], right[right_on])
+    return merged
+
+
+def _refuse_rounding(left: pd.Series, right: pd.Series) -> None:
+    """Raise if pandas would compare numbers in a dtype that does not tell all of them apart."""
+    sides = [("left", left.name, _values(left)), ("right", right.name, _values(right))]
+    bits = _exact_bits(*(column.dtype for _, _, column in sides))
+    for side, name, column in sides if bits else []:
+        present = [v for v in (column.min(), column.max()) if not pd.isna(v) and not np.isinf(v)]
+        if beyond := [v for v in present if abs(int(v)) > 2**bits]:
+            dtypes = " and ".join(str(column.dtype) for _, _, column in sides)
+            raise ValueError(
+                f"cannot join {left.name!r} to {right.name!r}: they are {dtypes}, and {name!r} of the {side} "
+                f"frame holds {beyond[0]}, beyond 2**{bits}, where pandas would compare rounded numbers and "
+                "join keys that differ. Give both columns one dtype first, e.g. with astype('int64')"
+            )
+
+
+def _exact_bits(left: Any, right: Any) -> int:
+    """Up to which power of 2 pandas tells numbers of two dtypes apart; 0 if always."""
+    kinds = {str(getattr(dtype, "kind", "O")): dtype for dtype in (left, right)}
+    if kinds.keys() == {"i", "u"}:
+        return 63 if kinds["u"].itemsize == 8 else 0
+    return 53 if kinds.keys() in ({"i", "f"}, {"u", "f"}) else 0
+
+
+def _check_unchanged(merged: pd.DataFrame, left: pd.Series, right: pd.Series) -> None:
+    """Raise if a key came out as one that neither side has, and so may be of another partition."""
+    null = np.zeros(
+        1, dtype=np.uint64
+    )  # the hash of a null, which an outer merge puts where a side has no row
+    there = np.concatenate([hash_keys(left), hash_keys(right), null])
+    columns: list[Any] = list(merged.columns)
+    for name in {left.name, right.name}:
+        if columns.count(name) != 1:
             continue
-        for side, name, column in sides:
-            if (value := _inexact(column)) is not None:
-                raise ValueError(
-                    f"cannot join {left_on!r} to {right_on!r}: one is integer and one float, and {name!r} "
-                    f"of the {side} frame holds {value}, beyond 2**53, where pandas would compare rounded "
-                    "numbers and join keys that differ. Give both columns one dtype first, "
-                    "e.g. with astype('int64')"
-                )
-    return merge_chunk(left, right, result_meta=result_meta, **kwargs)
+        changed = ~np.isin(hash_keys(merged[name]), there)
+        if changed.any():
+            raise ValueError(
+                f"joining {left.name!r} to {right.name!r}, {left.dtype} and {right.dtype}, pandas changed "
+                f"keys, such as to {merged[name][changed].iloc[0]!r}: give both columns one dtype first, "
+                f"e.g. with astype('{left.dtype}')"
+            )
+
+
+def _plain(column: pd.Series) -> pd.Series:
+    """The values of categories, in their own dtype, or in one of its kind that holds nulls."""
+    dtype = column.cat.categories.dtype
+    if column.isna().any() and dtype.kind in "iub":
+        return column.astype(column.cat.categories.to_series().convert_dtypes().dtype)
+    return column.astype(dtype)
 
 
 def _values(column: pd.Series) -> pd.Series:
@@ -542,15 +656,6 @@ def _values(column: pd.Series) -> pd.Series:
 
 def _is_category(dtype: Any) -> bool:
     return isinstance(dtype, pd.CategoricalDtype)
-
-
-def _number(dtype: Any) -> str | None:
-    return {"i": "integer", "u": "integer", "f": "float"}.get(str(getattr(dtype, "kind", "")))
-
-
-def _inexact(column: pd.Series) -> object:
-    present = [v for v in (column.min(), column.max()) if not pd.isna(v) and not np.isinf(v)]
-    return next((v for v in present if abs(int(v)) > EXACT), None)
 
 
 class Pin(Ours):

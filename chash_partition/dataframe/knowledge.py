@@ -224,6 +224,11 @@ def _rows(expr: Expr, below: Known) -> Known | None:
     return below
 
 
+def _filter(expr: Filter, below: Known) -> Known | None:
+    # By a frame of truth values, pandas would put nulls in the place of values.
+    return below if isinstance(expr.predicate, Expr) and expr.predicate.ndim == 1 else None
+
+
 def _to_frame(expr: ToFrame, below: Known) -> Known | None:
     return _renamed(expr, below, lambda name: expr.columns[0])
 
@@ -327,7 +332,7 @@ OWN: dict[type[Expr], Callable[[Any], Known | None]] = {
 
 # Exact types: a subclass may do something else.
 RULES: dict[type[Expr], Rule] = {
-    Filter: _rows,
+    Filter: _filter,
     DropnaFrame: _rows,
     DropnaSeries: _rows,
     Loc: _loc,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -87,6 +88,15 @@ def test_lookup_of_every_kind_of_key(local: None) -> None:
                 assert sorted(placed.chash.lookup(key).x) == expected.x.tolist()
     for null in (None, float("nan"), pd.NaT, pd.NA):
         assert placed.chash.lookup(null).x.tolist() == [1]
+
+
+def test_lookup_among_objects_tells_kinds_apart(local: None) -> None:
+    values = [b"a", "a", 0, pd.Timestamp(0), pd.Timedelta(0), datetime.time(0), False, None]
+    with dask.config.set({"dataframe.convert-string": False}):
+        frame = pd.DataFrame({"k": pd.Series(values, dtype=object), "row": range(len(values))})
+        placed = split(frame).pipe(chash_repartition, "k", npartitions=4)
+        for value, rows in zip(values, ([0], [1], [2, 6], [3], [4], [5], [2, 6], [7]), strict=True):
+            assert sorted(placed.chash.lookup(value).row) == rows
 
 
 def test_lookup_of_composite_keys(local: None) -> None:

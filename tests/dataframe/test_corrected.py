@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.dataframe as dd
 import pandas as pd
 import pytest
@@ -13,9 +14,9 @@ from frames import assert_same_rows, sample, split
 
 from chash_partition import chash_repartition
 
-PAGE = (Path(__file__).parents[2] / "docs/dask-faults.md").read_text()
-START, *EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-TITLES = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)[: len(EXAMPLES)]
+START, *SECTIONS = (Path(__file__).parents[2] / "docs/dask-faults.md").read_text().split("\n## ")
+CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+EXAMPLES = {section.split("\n")[0]: code for section in SECTIONS for code in CODE.findall(section)}
 
 pytestmark = [
     pytest.mark.usefixtures("local"),
@@ -27,12 +28,12 @@ def place(frame: pd.DataFrame, npartitions: int = 3) -> dd.DataFrame:
     return split(frame, npartitions).pipe(chash_repartition, "k", npartitions=npartitions)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=TITLES)
-def test_the_examples_are_right_on_placed_frames(example: str) -> None:
+@pytest.mark.parametrize("title", EXAMPLES)
+def test_the_examples_are_right_on_placed_frames(title: str) -> None:
     names: dict[str, Any] = {}
-    exec(START, names)
+    exec(CODE.findall(START)[0], names)
     names["dask"] = place
-    exec(example, names)
+    exec(EXAMPLES[title], names)
     assert_same_rows(names["got"].compute(), names["expected"], index=names["expected"].index.name == "k")
 
 
@@ -48,6 +49,60 @@ def test_concat_keeps_all_rows(columns: list[str], npartitions: int) -> None:
         assert_same_rows(got[columns].compute(), pd.concat(frames)[columns])
         filtered = got[got.k > 3][columns]
         assert_same_rows(filtered.compute(), pd.concat(frames).query("k > 3")[columns])
+
+
+@pytest.mark.parametrize("suffixes", [("_l", ""), ("", "_r"), ("_y", ""), ("_x", "_y"), ("_l", None)])
+@pytest.mark.parametrize("how", ["inner", "left", "right", "outer"])
+def test_filters_of_merges_with_any_suffixes(how: str, suffixes: Any) -> None:
+    other = FRAME[["k", "x"]].assign(x=-FRAME.x)[::2]
+    for column in ("k", "x", "x_l", "x_r", "x_y", "x_x"):
+        expected = FRAME.merge(other, on="k", how=how, suffixes=suffixes)
+        if column in expected.columns:
+            got = place(FRAME).merge(place(other), on="k", how=how, suffixes=suffixes)
+            assert_same_rows(got[got[column] > 3].compute(), expected[expected[column] > 3])
+            assert_same_rows(
+                got[got[column] > 3][[column]].compute(), expected[expected[column] > 3][[column]]
+            )
+
+
+def test_operators_of_frames_placed_otherwise_align() -> None:
+    ours = place(FRAME)
+    for theirs in (
+        split(FRAME).pipe(chash_repartition, "k", npartitions=3, seed=1),
+        split(FRAME).pipe(chash_repartition, "j", npartitions=5),
+        split(FRAME.sample(frac=1, random_state=0)),
+    ):
+        assert_same_rows((ours.x + theirs.x).compute(), FRAME.x + FRAME.x, index=True)
+        assert_same_rows(ours.x.add(theirs.y, fill_value=0).compute(), FRAME.x + FRAME.y, index=True)
+        both = ["x", "y"]
+        assert_same_rows((ours[both] * theirs[both]).compute(), FRAME[both] * FRAME[both], index=True)
+
+
+def test_nunique_counts_all_groups() -> None:
+    null = FRAME.assign(k=FRAME.k.where(FRAME.k > 3))
+    by_null = [df.groupby("k", dropna=False).x.nunique() for df in (place(null), null)]
+    assert_same_rows(by_null[0].compute(), by_null[1], index=True)
+    listed = FRAME.assign(k=pd.Categorical(FRAME.k, categories=range(30)))
+    by_category = [df.groupby("k", observed=False).x.nunique() for df in (place(listed), listed)]
+    assert_same_rows(by_category[0].compute(), by_category[1], index=True)
+
+
+@pytest.mark.parametrize(
+    "keys", [[1, 2, 3, 4, 5], [True, False], [1, 2, 3, "a", "b"], [b"a", b"b"]], ids=repr
+)
+def test_groups_of_objects_meet_their_rows_again(keys: list[Any]) -> None:
+    with dask.config.set({"dataframe.convert-string": False}):
+        frame = pd.DataFrame({"k": pd.Series(keys * 6, dtype=object), "x": range(6 * len(keys))})
+        for groups in (
+            lambda df: df.groupby("k").x.median(),
+            lambda df: df.groupby("k").x.sum(),
+            lambda df: df.groupby(["k", "x"]).x.count(),
+            lambda df: df.k.value_counts(),
+        ):
+            with_groups = [
+                df.merge(groups(df).rename("t").reset_index(), on="k") for df in (place(frame), frame)
+            ]
+            assert_same_rows(with_groups[0].compute(), with_groups[1])
 
 
 @pytest.mark.parametrize("npartitions", [1, 2, 7])

@@ -728,6 +728,29 @@ def test_numbers_that_pandas_would_round_are_refused(ours: Any, theirs: Any, loc
 
 
 @of_other_types
+def test_a_key_that_pandas_would_change_is_refused(local: None) -> None:
+    tenths = [i / 10 for i in range(1, 20)]
+    frame = pd.DataFrame({"k": pd.Series(tenths, dtype="Float32"), "x": range(19)})
+    other = pd.DataFrame({"k": tenths, "w": range(19)})
+    with pytest.raises(
+        ValueError, match=r"'k' to 'k', Float32 and float64, pandas changed keys, .*one dtype"
+    ):
+        place(frame).merge(place(other), on="k", how="outer").compute()
+
+
+@of_other_types
+@pytest.mark.parametrize("how", ["inner", "left", "right", "outer"])
+@pytest.mark.parametrize("dtype", ["int8", "int64", "float32", "Int64", "uint8"])
+def test_categories_of_numbers_meet_numbers(how: str, dtype: str, local: None) -> None:
+    frame = pd.DataFrame({"k": pd.Categorical([*range(9), None] * 2), "x": range(20)})
+    other = pd.DataFrame({"k": pd.Series(range(5, 14), dtype=dtype), "w": range(9)})
+    plain = frame.astype({"k": "Int64"}).merge(other.astype({"k": "Int64"}), on="k", how=how)
+    assert_same(place(frame).merge(place(other), on="k", how=how), plain)
+    back = other.astype({"k": "Int64"}).merge(frame.astype({"k": "Int64"}), on="k", how=how)
+    assert_same(place(other).merge(place(frame), on="k", how=how), back)
+
+
+@of_other_types
 def test_numbers_that_pandas_does_not_round_are_joined(local: None) -> None:
     for ours, theirs in (
         (np.array([1, BIG]), np.array([BIG, BIG - 1, 2])),

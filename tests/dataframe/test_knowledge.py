@@ -131,6 +131,8 @@ LOST: dict[str, Callable[[Any], Any]] = {
     "where": lambda df: df.where(df.x > 0, 2),
     "mask": lambda df: df.mask(df.x > 0, 2),
     "clip": lambda df: df.clip(0, 5),
+    "filter by a frame": lambda df: df[df > 6],
+    "filter by a frame, of assigned": lambda df: df.assign(z=1)[df.assign(z=1) > 6],
     "isin": lambda df: df.isin([1, 2]),
     "mapped by value": lambda df: df.map(lambda v: v + 1, meta=df._meta),
     "replaced": lambda df: df.replace(1, 2),

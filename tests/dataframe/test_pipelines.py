@@ -102,7 +102,8 @@ def _new(pair: Pair, pick: Pick) -> str:
 
 
 def _plain(pick: Pick) -> Pair:
-    frame = sample(rows=pick([20, 1, 0]), keys=8, seed=pick([1, 2])).rename(columns={"y": "w", "row": "v"})
+    rows, keys = pick([(20, 8), (20, 14), (1, 8), (0, 8)])  # 14: of some keys here alone
+    frame = sample(rows=rows, keys=keys, seed=pick([1, 2])).rename(columns={"y": "w", "row": "v"})
     frame = frame[pick([["k", "w"], ["k", "j", "w"], ["k", "x", "w", "v"]])]
     if pick([False, False, True]):
         frame = frame.assign(k=frame["k"].where(frame["k"] != 2).astype("float64"))
@@ -217,7 +218,15 @@ def reset(pair: Pair, pick: Pick) -> Pair:
 
 def without_duplicates(pair: Pair, pick: Pick) -> Pair:
     split_out = pick([True, 1, 3])
-    return pair.each(lambda df: df.drop_duplicates(split_out=split_out), lambda df: df.drop_duplicates())
+    subset = pair.columns if claims_none(pair) else None
+    return pair.each(
+        lambda df: df.drop_duplicates(subset=subset, split_out=split_out), lambda df: df.drop_duplicates()
+    )
+
+
+def claims_none(pair: Pair) -> bool:
+    """Whether Dask would say that the frame is partitioned by a column None, and fail when it is renamed."""
+    return pair.dask._name == pair.plain._name
 
 
 def queried(pair: Pair, pick: Pick) -> Pair:
@@ -278,6 +287,8 @@ def elementwise(pair: Pair, pick: Pick) -> Pair:
 
 def relabelled(pair: Pair, pick: Pick) -> Pair:
     names = pair.columns[1:] + pair.columns[:1]
+    if len({name.upper() for name in names}) < len(names):
+        raise Inapplicable
     return pair.both(pick([lambda df: df.rename(columns=str.upper), lambda df: _columns(df, names)]))
 
 
@@ -626,7 +637,7 @@ def merged_with_itself(pair: Pair, pick: Pick) -> Pair:
 def colocated(pair: Pair, pick: Pick) -> Pair:
     layout = pair.layout
     other = _plain(pick)
-    if layout is None or len(layout.on) > 1 or "k" not in other.numbers:
+    if layout is None or len(layout.on) > 1 or "k" not in other.numbers or not pair.pandas.columns.is_unique:
         raise Inapplicable
     how = pick(["inner", "left", "right", "outer"])
     names: dict[str, Any] = {"left_on": layout.on[0], "right_on": "k", "how": how}
@@ -695,6 +706,8 @@ OF_THE_KEY = [
     renamed,
     swapped,
     rounded,
+    distinct,
+    counted,
     repartitioned,
     placed,
     sliced,
