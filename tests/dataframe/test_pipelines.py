@@ -639,8 +639,10 @@ def colocated(pair: Pair, pick: Pick) -> Pair:
     other = _plain(pick)
     if layout is None or len(layout.on) > 1 or "k" not in other.numbers or not pair.pandas.columns.is_unique:
         raise Inapplicable
-    how = pick(["inner", "left", "right", "outer"])
-    names: dict[str, Any] = {"left_on": layout.on[0], "right_on": "k", "how": how}
+    key = pick(["k", "v2", "v2"])
+    other = other.both(lambda df: df.rename(columns={"k": key}))
+    how = pick(["inner", "left", "right", "outer", "outer"])
+    names: dict[str, Any] = {"left_on": layout.on[0], "right_on": key, "how": how}
     if layout.on[0] not in pair.numbers or len(pair.pandas) > 400:
         raise Inapplicable
     expected = _expected(pair, other, names)
