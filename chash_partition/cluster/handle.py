@@ -19,7 +19,7 @@ class AutobalanceStatus:
     state : str
         "settling" (waits until the workers stay the same), "planning", "moving", "settled", "waiting" (what
         could not be moved is tried again later), "paused", or "ended".
-    workers : list of str
+    workers : tuple of str
         Those that own partitions, or shall.
     version : int
         Of the layout.
@@ -32,7 +32,7 @@ class AutobalanceStatus:
     """
 
     state: str
-    workers: list[str]
+    workers: tuple[str, ...]
     version: int
     out_of_place: int
     moves: int
@@ -41,7 +41,7 @@ class AutobalanceStatus:
     plan_seconds: float
 
 
-ENDED = AutobalanceStatus("ended", [], 0, 0, 0, 0, 0, 0.0)
+ENDED = AutobalanceStatus("ended", (), 0, 0, 0, 0, 0, 0.0)
 
 
 class AutobalanceHandle:
