@@ -1,4 +1,4 @@
-"""A layout that follows the workers: they join, leave, retire and die, and its partitions are where they should be."""
+"""A layout that follows the workers: they join, leave, retire and die, and all is where it should be."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_stopping_leaves_nothing_behind(client):
 def test_pause_and_resume(client):
     df = placed(rows(400)).chash.persist()
     wait(df)
-    follows = df.chash.autobalance({name: 1 for name in FOUR} | {"4": 2})
+    follows = df.chash.autobalance(dict.fromkeys(FOUR, 1) | {"4": 2})
     settled(follows)
     assert df.chash.layout.counts()["4"] in (21, 22)
     follows.pause()
@@ -214,7 +214,7 @@ def test_it_ends_with_the_last_frame(client):
 def test_weights_from_the_workers(client):
     df = placed(rows(400), npartitions=10).chash.persist()
     wait(df)
-    with pytest.raises(ValueError, match='have no memory limit'):
+    with pytest.raises(ValueError, match="have no memory limit"):
         df.chash.autobalance("memory")
     for wrong in ("disk", {"0": -1}, 3):
         with pytest.raises(ValueError, match="weight"):
