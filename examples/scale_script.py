@@ -42,10 +42,7 @@ def main() -> int:
             return 1
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", RuntimeWarning)
-            if arguments.retire:
-                done = df.chash.retire(arguments.retire)
-            else:
-                done = df.chash.rebalance(plan)
+            done = df.chash.retire(arguments.retire) if arguments.retire else df.chash.rebalance(plan)
         print(f"Moved {len(done.moves)} of {len(plan.moves)} partitions.")
         for warning in caught:
             print(warning.message, file=sys.stderr)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.request import urlopen
 
 import dask.config
 import pytest
+import yaml
 from clusters import (
     FOUR,
     MORTALS,
@@ -19,12 +24,16 @@ from clusters import (
     keys_of,
     kill,
     local_cluster,
+    partitions_in_use,
     placed,
     rows,
     until,
+    worker_process,
     workers,
 )
 from distributed import Client, wait
+
+import chash_partition
 
 
 @pytest.fixture(autouse=True)
@@ -268,3 +277,191 @@ def test_one_crash_recomputes_nothing_with_a_second_copy(mortal):
             second = next(n for n in layout.ring.preference_at(point) if n != owner)
             assert names == sorted([owner, second])
         assert_right(df, pdf)
+
+
+def test_workers_that_move_partitions_are_not_chosen_for_scaling_down(client):
+    df = placed(rows(400)).chash.persist()
+    wait(df)
+    plan = df.chash.plan()
+    stuck = plan.moves[0]
+
+    def candidates():
+        return set(
+            client.run_on_scheduler(
+                lambda dask_scheduler: [
+                    str(name) for name in dask_scheduler.workers_to_close(n=5, attribute="name")
+                ]
+            )
+        )
+
+    with partitions_in_use(client, df, [stuck.partition]):
+        follows = df.chash.autobalance()
+        until(lambda: follows.status().state == "moving")
+        chosen = candidates()
+    assert not chosen & {stuck.source, stuck.target}
+    settled(follows)
+    assert candidates() == {*FOUR, "4"}
+    follows.stop()
+
+
+# A worker of few bytes, which does not mind what its process needs.
+FEARLESS = {
+    f"DASK_DISTRIBUTED__WORKER__MEMORY__{k}": "False" for k in ("TARGET", "SPILL", "PAUSE", "TERMINATE")
+}
+
+
+def test_workers_of_different_kinds():
+    """Weights by memory and threads, names, memory without room, and one that is paused."""
+    pdf = rows()
+    with small_cluster(0) as (_, client), ExitStack() as processes:
+
+        def start(name, *arguments):
+            processes.enter_context(worker_process(client, name, *arguments, **FEARLESS))
+
+        start("a", "--memory-limit", "4GiB")
+        start("b", "--memory-limit", "8GiB", "--nthreads", "3")
+        df = placed(pdf, nodes=["a", "b"], npartitions=24).chash.persist()
+        wait(df)
+        with df.chash.autobalance("memory") as follows:
+            settled(follows, "a", "b")
+            assert df.chash.layout.counts() == {"a": 8, "b": 16}
+            df.chash.autobalance("threads")
+            until(lambda: df.chash.layout.counts() == {"a": 6, "b": 18})
+            df.chash.autobalance({"a": 1, "b": 1})
+            until(lambda: df.chash.layout.counts() == {"a": 12, "b": 12})
+            settled(follows, "a", "b")
+            assert_on_owners(client, df)
+
+        largest = int(df.chash.sizes().max())
+        start("small", "--memory-limit", str(int(largest * 2.5)))
+        with dask.config.set({"chash-partition.rebalance.stall-timeout": "300ms"}):
+            follows = df.chash.autobalance()
+            until(lambda: follows.status().state == "waiting")
+            held = [names for names in holders(client, df) if names == ["small"]]
+            assert 2 <= len(held) <= 4
+            assert follows.status().out_of_place == 8 - len(held) == follows.status().failures
+            with pytest.warns(RuntimeWarning, match="worker small has no room for it: it manages"):
+                df.chash.rebalance(progress=False)
+            limit = client.run_on_scheduler(
+                lambda dask_scheduler: [
+                    (ws.nbytes, ws.memory_limit)
+                    for ws in dask_scheduler.workers.values()
+                    if ws.name == "small"
+                ]
+            )
+            assert limit[0][0] <= limit[0][1]
+            follows.stop()
+        assert_right(df, pdf)
+        df.chash.retire("small", progress=False)
+
+        def pause(dask_worker, status):
+            from distributed.core import Status
+
+            dask_worker.status = Status[status]
+
+        address = workers(client)["b"]
+        client.run(pause, "paused", workers=[address])
+        start("c", "--memory-limit", "8GiB")
+        with df.chash.autobalance({"a": 1, "b": 2, "c": 1}) as follows:
+            until(lambda: follows.status().state == "waiting")
+            assert sum(names == ["b"] for names in holders(client, df)) == 12 - 3
+            client.run(pause, "running", workers=[address])
+            settled(follows, "a", "b", "c")
+            assert df.chash.layout.counts() == {"a": 6, "b": 12, "c": 6}
+            assert_on_owners(client, df)
+
+        start(None)
+        with pytest.warns(UserWarning, match="started without a name"):
+            follows = df.chash.autobalance()
+        settled(follows)
+        assert_on_owners(client, df)
+        assert_right(df, pdf)
+
+
+CLIENT = """
+import sys
+sys.path[:0] = sys.argv[2:]
+import dask.dataframe as dd, pandas as pd
+from distributed import Client, wait
+from chash_partition import chash_repartition
+if __name__ == "__main__":
+    with Client(sys.argv[1]) as client:
+        df = dd.from_pandas(pd.DataFrame({"k": range(100)}), npartitions=2)
+        df = df.pipe(chash_repartition, on="k", npartitions=8, nodes=["0", "1"]).chash.persist()
+        wait(df)
+        df.chash.autobalance()
+        print("begun", flush=True)
+        sys.stdin.read()
+"""
+
+
+def test_a_client_that_is_killed_leaves_nothing_behind(client):
+    mine = placed(rows(400)).chash.persist()
+    wait(mine)
+    around = left_behind(client)[:5]
+    with subprocess.Popen(
+        [sys.executable, "-c", CLIENT, client.scheduler.address, *sys.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "begun\n"
+        assert left_behind(client)[:5] != around
+        process.kill()
+    until(lambda: left_behind(client)[:5] == around)
+    with mine.chash.autobalance() as follows:
+        settled(follows)
+        assert_on_owners(client, mine)
+
+
+def test_a_cluster_that_is_restarted():
+    with small_cluster(2) as (_, client):
+        lazy = placed(rows(400), nodes=["0"], npartitions=8)
+        df = lazy.chash.persist()
+        wait(df)
+        around = left_behind(client)[:5]
+        follows = df.chash.autobalance()
+        settled(follows)
+        client.restart(timeout=60)
+        assert follows.status().state == "ended"
+        assert left_behind(client)[:5] == around
+        again = lazy.chash.persist()
+        with again.chash.autobalance() as follows:
+            settled(follows, "0", "1")
+            assert_on_owners(client, again)
+
+
+def test_counters_on_the_schedulers_metrics_endpoint():
+    pytest.importorskip("prometheus_client")
+    with small_cluster(2) as (_, client):
+        df = placed(rows(400), nodes=["0"], npartitions=8).chash.persist()
+        wait(df)
+        url = client.dashboard_link.replace("/status", "/metrics")
+
+        def metrics() -> dict[str, float]:
+            text = urlopen(url, timeout=30).read().decode()
+            lines = [line for line in text.splitlines() if line.startswith("dask_chash")]
+            return {line.split("{")[0]: float(line.split()[-1]) for line in lines}
+
+        assert metrics() == {}
+        with df.chash.autobalance() as follows:
+            settled(follows)
+            found, status = metrics(), follows.status()
+            assert found["dask_chash_moves_total"] == status.moves == 4
+            assert found["dask_chash_moved_bytes_total"] == status.nbytes > 0
+            assert found["dask_chash_failures_total"] == found["dask_chash_out_of_place"] == 0
+            assert 0 < found["dask_chash_plan_seconds"] < 60
+        assert metrics() == {}
+
+
+def test_defaults_and_schema_of_the_configuration():
+    jsonschema = pytest.importorskip("jsonschema")
+    folder = Path(chash_partition.__file__).parent
+    defaults, schema = (
+        yaml.safe_load((folder / f"chash-partition{kind}.yaml").read_text()) for kind in ("", "-schema")
+    )
+    jsonschema.validate(defaults, schema)
+    assert dask.config.get("chash-partition.autobalance.settle")
+    wrong = {"chash-partition": {"autobalance": {"settel": "1s"}}}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, schema)
