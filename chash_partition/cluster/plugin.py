@@ -220,7 +220,11 @@ class ChashPlugin(SchedulerPlugin):
                 names = held[frame, p] or self._names((frame, p))
                 before[p] = next((name for name in names if name != after[p]), before[p])
         owners = [before[p] if p in refused else owner for p, owner in enumerate(after)]
-        entry.layout = target.with_assignment(owners) if refused else target
+        made = target.with_assignment(owners) if refused else target
+        if made.weights != entry.layout.weights or (made.assignment != entry.layout.assignment).any():
+            entry.layout = made
+        elif not refused:
+            entry.layout = target
         summary = {
             "layout": entry.layout.to_json(),
             "refused": refused,

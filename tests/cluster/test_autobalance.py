@@ -339,7 +339,8 @@ def test_workers_of_different_kinds():
             until(lambda: follows.status().state == "waiting")
             held = [names for names in holders(client, df) if names == ["small"]]
             assert 2 <= len(held) <= 4
-            assert follows.status().out_of_place == 8 - len(held) == follows.status().failures
+            assert follows.status().out_of_place == 8 - len(held) <= follows.status().failures
+            follows.stop()
             with pytest.warns(RuntimeWarning, match="worker small has no room for it: it manages"):
                 df.chash.rebalance(progress=False)
             limit = client.run_on_scheduler(
@@ -350,7 +351,6 @@ def test_workers_of_different_kinds():
                 ]
             )
             assert limit[0][0] <= limit[0][1]
-            follows.stop()
         assert_right(df, pdf)
         df.chash.retire("small", progress=False)
 
