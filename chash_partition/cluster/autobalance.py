@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -40,7 +40,7 @@ from distributed.metrics import time
 
 from chash_partition._dask import ActiveMemoryManagerPolicy, Suggestion
 from chash_partition.cluster import metrics
-from chash_partition.cluster.moves import ASK_AGAIN, HALTED, replicas_left_alone
+from chash_partition.cluster.moves import ASK_AGAIN, AT_A_TIME, HALTED, replicas_left_alone
 from chash_partition.layout import Layout
 from chash_partition.planner import RebalancePlan, plan_rebalance
 
@@ -81,7 +81,7 @@ class Autobalance(SchedulerPlugin):
         self._task: asyncio.Task[None] | None = None
         self._undo = ExitStack()
         self._changed = asyncio.Event()
-        self._last_change = 0.0
+        self._last_change: float = 0
         # Name and status of each worker, by address, when last looked.
         self._workers: dict[str, tuple[str, Status]] = {}
         # The weight of each node that was ever here: one that returns has it again.
@@ -190,6 +190,9 @@ class Autobalance(SchedulerPlugin):
         workers = {ws.address: (str(ws.name), ws.status) for ws in self.scheduler.workers.values()}
         if workers == self._workers:
             return
+        # Who retires does not wait: its tasks fetch partitions from it to anywhere until they have left.
+        leaving = {worker for worker in workers.values() if worker[1] == Status.closing_gracefully}
+        hurry = not leaving <= {*self._workers.values()}
         self._workers = workers
         for name in sorted(({*workers} & {name for name, _ in workers.values()}) - self._unnamed):
             self._unnamed.add(name)
@@ -199,7 +202,7 @@ class Autobalance(SchedulerPlugin):
                 name,
             )
             self.chash.log("unnamed-worker", self.entry, worker=name)
-        self._last_change = time()
+        self._last_change = 0 if hurry else time()
         self._given_up.clear()
         if self.state == "moving" and self.entry.move is not None:
             self.entry.move.halt()
@@ -272,7 +275,7 @@ class Autobalance(SchedulerPlugin):
             self.look_at_workers()
             while (wait := self._last_change + self.settle - time()) > 0:
                 self.state = "settling"
-                await asyncio.sleep(wait)
+                await asyncio.sleep(min(wait, 0.1))  # a worker that retires ends it
             self._changed.clear()
             if self.paused:
                 self.state, tries = "paused", 0
@@ -286,6 +289,7 @@ class Autobalance(SchedulerPlugin):
                 except Exception as error:
                     done = False
                     self.failures += 1
+                    self._give_up(range(self.entry.layout.npartitions))
                     logger.exception(
                         "autobalance of layout %s failed; it is tried again", self.entry.layout.id
                     )
@@ -301,7 +305,7 @@ class Autobalance(SchedulerPlugin):
         if not nodes:
             return False
         began = time()
-        layout = self._as_placed(self._heirs or self.entry.layout, nodes)
+        layout = await self._as_placed(self._heirs or self.entry.layout, nodes)
         plan, seconds = await asyncio.to_thread(plan_for, layout, nodes, self.replicas)
         self.plan_seconds = time() - began
         if nodes != self._nodes() or present != self.chash.workers() or self.paused:
@@ -321,10 +325,11 @@ class Autobalance(SchedulerPlugin):
         self.nbytes += answer["nbytes"]
         self.failures += len(answer["refused"]) - len(stopped)
         self.out_of_place = len(answer["refused"])
-        self._given_up = {
-            (frame, p) for p in answer["refused"] if p not in stopped for frame in self.entry.frames
-        }
+        self._give_up(p for p in answer["refused"] if p not in stopped)
         return not answer["refused"]
+
+    def _give_up(self, partitions: Iterable[int]) -> None:
+        self._given_up = {(frame, p) for p in partitions for frame in self.entry.frames}
 
     def _nodes(self) -> dict[str, Any]:
         """The workers that shall own partitions, with their weights.
@@ -343,10 +348,12 @@ class Autobalance(SchedulerPlugin):
             self._known[name] = weight if weight < 1024 else 1024
         return {str(ws.name): self._known[str(ws.name)] for ws in here}
 
-    def _as_placed(self, layout: Layout, nodes: Mapping[str, Any]) -> Layout:
+    async def _as_placed(self, layout: Layout, nodes: Mapping[str, Any]) -> Layout:
         """The layout with its partitions where they are; those that are nowhere stay with their owner."""
         owners = []
         for p, i in enumerate(layout.assignment.tolist()):
+            if p % AT_A_TIME == 0:
+                await asyncio.sleep(0)
             owner = layout.nodes[i]
             held: dict[str, int] = {}
             for frame in self.entry.frames:

@@ -44,6 +44,8 @@ TICK = 0.01
 # A worker may refuse a drop and report so a moment after; a move counts when it has stayed true
 # for this many seconds.
 SETTLED = 0.1
+# How many partitions are looked at before other work of the scheduler has its turn.
+AT_A_TIME = 1000
 
 
 class ReduceOtherReplicas(ReduceReplicas):
@@ -204,6 +206,7 @@ async def bring_to_owners(
     last, settled = time(), None
     with replicas_left_alone(scheduler, move.targets):
         while move.open:
+            began = time()
             manager.run_once()
             done = sum(map(move.placed, move.targets))
             if done != progress["done"]:
@@ -217,7 +220,8 @@ async def bring_to_owners(
                 settled = None
                 if time() - last > stall or (move.halted and time() - move.halted > ASK_AGAIN):
                     break
-            await asyncio.sleep(TICK)
+            # Of many partitions a look takes long: leave most of the time to the scheduler.
+            await asyncio.sleep(max(TICK, 4 * (time() - began)))
     for key in move.open:
         if not move.placed(key):
             move.refused[key] = _why(scheduler, key, move.targets[key], stall)

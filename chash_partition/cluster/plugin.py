@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
 
-from chash_partition.cluster.moves import BringToOwners, bring_to_owners
+from chash_partition.cluster.moves import AT_A_TIME, BringToOwners, bring_to_owners
 from chash_partition.layout import Layout
 
 if TYPE_CHECKING:
@@ -203,12 +203,15 @@ class ChashPlugin(SchedulerPlugin):
         # A frame that is persisted meanwhile goes along.
         while not halted and (new := sorted(entry.frames.keys() - moved)):
             moved.update(new)
-            held = {(frame, p): self._names((frame, p)) for frame in new for p in range(target.npartitions)}
-            targets = {
-                key: tuple(present[name] for name in wanted[key[1]])
-                for key, names in held.items()
-                if names != sorted(wanted[key[1]])
-            }
+            held: dict[tuple[str, int], list[str]] = {}
+            targets: dict[tuple[str, int], tuple[str, ...]] = {}
+            for p, names in enumerate(wanted):
+                if p % AT_A_TIME == 0:
+                    await asyncio.sleep(0)
+                for frame in new:
+                    held[frame, p] = self._names((frame, p))
+                    if held[frame, p] != sorted(names):
+                        targets[frame, p] = tuple(present[name] for name in names)
             entry.move = move = BringToOwners(targets)
             self.log("move-start", entry, keys=len(targets), nbytes=self._nbytes(targets))
             await bring_to_owners(self.scheduler, move, stall, entry.progress)

@@ -32,8 +32,8 @@ SETTINGS = {
 }
 
 
-def local_cluster(n: int) -> LocalCluster:
-    return LocalCluster(n_workers=n, threads_per_worker=1, dashboard_address=":0", memory_limit=0)
+def local_cluster(n: int, memory_limit: str | int = 0) -> LocalCluster:
+    return LocalCluster(n_workers=n, threads_per_worker=1, dashboard_address=":0", memory_limit=memory_limit)
 
 
 def rows(n: int = 4000) -> pd.DataFrame:

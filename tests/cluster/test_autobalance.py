@@ -351,10 +351,10 @@ def test_workers_of_different_kinds():
                 ]
             )
             assert limit[0][0] <= limit[0][1]
-        assert_right(df, pdf)
         df.chash.retire("small", progress=False)
+        assert_right(df, pdf)
 
-        def pause(dask_worker, status):
+        def pause(status, dask_worker):
             from distributed.core import Status
 
             dask_worker.status = Status[status]
@@ -362,12 +362,12 @@ def test_workers_of_different_kinds():
         address = workers(client)["b"]
         client.run(pause, "paused", workers=[address])
         start("c", "--memory-limit", "8GiB")
-        with df.chash.autobalance({"a": 1, "b": 2, "c": 1}) as follows:
+        with df.chash.autobalance({"a": 1, "b": 4, "c": 1}) as follows:
             until(lambda: follows.status().state == "waiting")
-            assert sum(names == ["b"] for names in holders(client, df)) == 12 - 3
+            assert sum(names == ["b"] for names in holders(client, df)) == 12
             client.run(pause, "running", workers=[address])
             settled(follows, "a", "b", "c")
-            assert df.chash.layout.counts() == {"a": 6, "b": 12, "c": 6}
+            assert df.chash.layout.counts() == {"a": 4, "b": 16, "c": 4}
             assert_on_owners(client, df)
 
         start(None)

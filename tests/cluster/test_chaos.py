@@ -34,7 +34,12 @@ RUNS, LONG_RUNS = 25, 100
 @pytest.fixture(scope="module")
 def victims() -> Iterator[Client]:
     """A cluster whose tasks may see any number of workers die."""
-    settings = {**SETTINGS, "distributed.scheduler.allowed-failures": 50}
+    settings = {
+        **SETTINGS,
+        "distributed.scheduler.allowed-failures": 50,
+        # LocalCluster closes the nanny of a name that is away 15 s after it was away before.
+        "distributed.deploy.lost-worker-timeout": "1h",
+    }
     with dask.config.set(settings), local_cluster(MORTALS) as cluster, Client(cluster) as client:
         yield client
 
