@@ -40,7 +40,7 @@ from distributed.metrics import time
 
 from chash_partition._dask import ActiveMemoryManagerPolicy, Suggestion
 from chash_partition.cluster import metrics
-from chash_partition.cluster.moves import ASK_AGAIN, AT_A_TIME, HALTED, replicas_left_alone
+from chash_partition.cluster.moves import AT_A_TIME, HALTED, TICK, replicas_left_alone
 from chash_partition.layout import Layout
 from chash_partition.planner import RebalancePlan, plan_rebalance
 
@@ -149,6 +149,7 @@ class Autobalance(SchedulerPlugin):
         self.paused = paused
         if paused:
             await self._stand_still()
+        self.state = "paused" if paused else "settling"
         self.look()
 
     async def stop(self) -> None:
@@ -158,11 +159,10 @@ class Autobalance(SchedulerPlugin):
         self.end("stopped")
 
     async def _stand_still(self) -> None:
-        if self.state == "moving" and self.entry.move is not None:
-            self.entry.move.halt()
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.entry.lock.acquire(), 2 * ASK_AGAIN)
-                self.entry.lock.release()
+        while self.state == "moving":
+            if self.entry.move is not None:
+                self.entry.move.halt()
+            await asyncio.sleep(TICK)
 
     def end(self, reason: str) -> None:
         """Leave nothing behind on the scheduler."""
