@@ -15,7 +15,7 @@ import dask.config
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
-from distributed import Client, LocalCluster, wait
+from distributed import Client, LocalCluster, futures_of, wait
 
 from chash_partition import chash_repartition
 
@@ -67,7 +67,7 @@ def main() -> None:
             print("Work arrives, and workers with it")
             with dask.config.set({"distributed.adaptive.target-duration": "2s"}):
                 adaptive = cluster.adapt(minimum=2, maximum=4, interval="200ms", wait_count=5)
-            work = client.map(slow_sum, df.to_delayed())
+            work = client.map(slow_sum, futures_of(df))
             client.wait_for_workers(4, timeout=60 * MINUTES)
             assert sum(client.gather(work)) == pdf.amount.sum()
             del work

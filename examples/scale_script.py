@@ -37,9 +37,11 @@ def main() -> int:
         print(plan)
         if not plan.moves and not arguments.retire:
             return 0
-        if not arguments.yes and input("Move these partitions? [y/N] ").strip().lower() not in ("y", "yes"):
-            print("Nothing was moved.")
-            return 1
+        if not arguments.yes:
+            print("Move these partitions? [y/N] ", end="", flush=True)
+            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+                print("Nothing was moved.")
+                return 1
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", RuntimeWarning)
             done = df.chash.retire(arguments.retire) if arguments.retire else df.chash.rebalance(plan)

@@ -336,10 +336,15 @@ def test_workers_of_different_kinds():
         start("small", "--memory-limit", str(int(largest * 2.5)))
         with dask.config.set({"chash-partition.rebalance.stall-timeout": "300ms"}):
             follows = df.chash.autobalance()
-            until(lambda: follows.status().state == "waiting")
-            held = [names for names in holders(client, df) if names == ["small"]]
-            assert 2 <= len(held) <= 4
-            assert follows.status().out_of_place == 8 - len(held) <= follows.status().failures
+            small = []
+
+            def full() -> bool:
+                small[:] = [names for names in holders(client, df) if names == ["small"]]
+                return len(small) >= 2 and follows.status().state == "waiting"
+
+            until(full)
+            assert len(small) <= 4
+            assert follows.status().out_of_place == 8 - len(small) <= follows.status().failures
             follows.stop()
             with pytest.warns(RuntimeWarning, match="worker small has no room for it: it manages"):
                 df.chash.rebalance(progress=False)
