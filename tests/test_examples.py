@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import dask.dataframe as dd
+import pandas as pd
 import pytest
+from distributed import Client, wait
+
+from chash_partition import chash_repartition
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def printed_by(script: str, *arguments: object) -> str:
+def printed_by(script: str, *arguments: object, answer: str = "", code: int = 0) -> str:
     done = subprocess.run(
         [sys.executable, EXAMPLES / script, *map(str, arguments)],
         capture_output=True,
         text=True,
+        input=answer,
         timeout=240,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout
 
@@ -54,8 +63,68 @@ def test_virtual_nodes(tmp_path):
     assert picture.exists() or "needs matplotlib" in printed
 
 
+def adaptive(printed: str) -> None:
+    assert printed.count("equal pandas'") == 2
+    assert "on 2 workers: [16, 16] partitions; 0 moved so far" in printed
+    moved = re.findall(r"on 2 workers: \[16, 16\] partitions; (\d+) moved so far", printed)
+    assert int(moved[1]) > 0
+    assert printed.endswith("Stopped: ended\n")
+
+
+@contextmanager
+def command_line(*arguments: object) -> Iterator[None]:
+    """A process of `dask ...`, until the end of the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dask", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_scale_script(tmp_path):
+    """Against a scheduler and workers started from the command line."""
+    info = tmp_path / "scheduler.json"
+    with ExitStack() as processes:
+        start = ["scheduler", "--port", 0, "--no-dashboard", "--scheduler-file", info]
+        processes.enter_context(command_line(*start))
+
+        def worker(name: str) -> None:
+            start = ["worker", "--scheduler-file", info, "--name", name, "--nthreads", 1, "--no-dashboard"]
+            processes.enter_context(command_line(*start))
+
+        worker("a")
+        worker("b")
+        with Client(scheduler_file=str(info), timeout=60) as client:
+            client.wait_for_workers(2)
+            rows = pd.DataFrame({"k": range(1000)})
+            df = dd.from_pandas(rows, npartitions=2).pipe(chash_repartition, on="k", npartitions=12)
+            df = df.chash.persist()
+            wait(df)
+            client.publish_dataset(numbers=df)
+            address = client.scheduler.address
+            worker("c")
+            client.wait_for_workers(3)
+            assert "4 of 12 partitions move" in printed_by("scale_script.py", address, "numbers", code=1)
+            assert df.chash.layout.version == 0
+            printed = printed_by("scale_script.py", address, "numbers", answer="y\n")
+            assert "Moved 4 of 4 partitions." in printed
+            assert df.chash.placement().value_counts().to_dict() == {"a": 4, "b": 4, "c": 4}
+            assert "Nothing has to move." in printed_by("scale_script.py", address, "numbers")
+            printed = printed_by("scale_script.py", address, "numbers", "--retire", "a", "--yes")
+            assert "Moved 4 of 4 partitions." in printed
+            assert df.chash.placement().value_counts().to_dict() == {"b": 6, "c": 6}
+            assert len(df) == 1000
+
+
 @pytest.mark.parametrize(
-    "script", sorted({path.name for path in EXAMPLES.glob("*.py")} - {"virtual_nodes.py"})
+    "script",
+    sorted({path.name for path in EXAMPLES.glob("*.py")} - {"virtual_nodes.py", "scale_script.py"}),
 )
 def test_example(script):
     printed = printed_by(script)

@@ -183,6 +183,45 @@ def carry_out(client: Client, plan: RebalancePlan, progress: bool) -> RebalanceP
     return done
 
 
+def autobalance(client: Client, layout: Layout, weights: Any, replicas: int) -> list[str]:
+    """Let a layout follow the workers; returns the names of those that were started without one."""
+    answer = _ask(
+        client,
+        "chash_autobalance",
+        layout_id=layout.id,
+        weights=weights,
+        replicas=replicas,
+        settle=parse_timedelta(dask.config.get("chash-partition.autobalance.settle")),
+        stall=parse_timedelta(dask.config.get("chash-partition.rebalance.stall-timeout")),
+    )
+    if "error" in answer:
+        raise ValueError(answer["error"])
+    return list(answer["unnamed"])
+
+
+def autobalance_status(client: Client, layout_id: str) -> dict[str, Any] | None:
+    """None if the layout does not follow the workers."""
+    _ensure_plugin(client)
+    status: dict[str, Any] | None = _ask(client, "chash_autobalance_status", layout_id=layout_id)
+    return status
+
+
+def autobalance_pause(client: Client, layout_id: str, paused: bool) -> bool:
+    return bool(_ask(client, "chash_autobalance_pause", layout_id=layout_id, paused=paused))
+
+
+def autobalance_stop(client: Client, layout_id: str) -> None:
+    _ask(client, "chash_autobalance_stop", layout_id=layout_id)
+
+
+def wait_until_settled(client: Client, layout_id: str) -> None:
+    """Wait until a layout that follows the workers has come to rest, in place or not."""
+    while (status := autobalance_status(client, layout_id)) is not None:
+        if status["state"] in ("settled", "waiting", "paused"):
+            return
+        time.sleep(POLL)
+
+
 def summary(answer: dict[str, Any]) -> str:
     """What a move did, in a line."""
     what = "1 partition" if answer["moved"] == 1 else f"{answer['moved']} partitions"

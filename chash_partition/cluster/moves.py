@@ -11,16 +11,19 @@ the source, before copy   the partition is recomputed by Dask, then moved if nee
 the source, after copy    the target has it: done
 the target                nothing was dropped: the move is reported as not made
 ========================  ==========================================================
+
+A target may be several workers, each of which shall hold a copy; the table holds for each.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from dask.utils import format_bytes
 from distributed.core import Status
 from distributed.metrics import time
 
@@ -31,8 +34,8 @@ from chash_partition._dask import (
     Suggestion,
 )
 
-# How many partitions may be on their way to one worker at a time: bounds what its memory and
-# its sources' must hold beyond their own.
+# How many partitions may be on their way to one worker at a time, and from one: bounds what either
+# must hold beyond its own, also where the source has spilled them.
 IN_FLIGHT = 4
 # A worker that lost a request is asked again after this many seconds.
 ASK_AGAIN = 5.0
@@ -41,33 +44,38 @@ TICK = 0.01
 # A worker may refuse a drop and report so a moment after; a move counts when it has stayed true
 # for this many seconds.
 SETTLED = 0.1
+# How many partitions are looked at before other work of the scheduler has its turn.
+AT_A_TIME = 1000
 
 
 class ReduceOtherReplicas(ReduceReplicas):
-    """`ReduceReplicas`, leaving alone the keys that are being moved.
+    """`ReduceReplicas`, leaving alone the keys that are being moved or kept twice.
 
-    It stands in for Dask's own while moves are made: that one cannot know which of two copies
-    is to stay and would drop the new one.
+    It stands in for Dask's own meanwhile: that one cannot know which of two copies is to stay
+    and would drop the new one.
     """
 
-    __slots__ = ("moves", "stands_in_for")
+    __slots__ = ("left_alone", "stands_in_for")
 
     def __init__(self, stands_in_for: ReduceReplicas):
         self.stands_in_for = stands_in_for
-        self.moves: list[BringToOwners] = []
+        self.left_alone: list[Container[Any]] = []
 
     def run(self) -> Iterator[Suggestion]:
         for suggestion in super().run():
-            if not any(suggestion.ts.key in move.targets for move in self.moves):
+            if not any(suggestion.ts.key in keys for keys in self.left_alone):
                 yield suggestion
 
 
 class BringToOwners(ActiveMemoryManagerPolicy):
-    """Suggest copies onto each key's target and drops elsewhere, until that is where it is.
+    """Suggest copies onto each key's targets and drops elsewhere, until that is where it is.
+
+    A copy is asked for only where there is room: what the target manages and what is coming to it
+    must stay within its memory limit.
 
     Parameters
     ----------
-    targets : address of the worker that shall hold each key
+    targets : addresses of the workers that shall hold each key, one or more
 
     Attributes
     ----------
@@ -76,44 +84,74 @@ class BringToOwners(ActiveMemoryManagerPolicy):
     refused : why, for each key that was given up
     """
 
-    __slots__ = ("asked", "open", "refused", "targets")
+    __slots__ = ("asked", "halted", "open", "refused", "targets")
 
-    def __init__(self, targets: Mapping[Any, str]):
+    def __init__(self, targets: Mapping[Any, tuple[str, ...]]):
         self.targets = dict(targets)
         self.open = dict(targets)
-        self.asked: dict[Any, float] = {}
+        self.asked: dict[tuple[Any, str], float] = {}
         self.refused: dict[Any, str] = {}
+        self.halted: float | None = None
+
+    def halt(self) -> None:
+        """Ask for no more copies; those that are on their way may arrive."""
+        self.halted = self.halted or time()
 
     def placed(self, key: Any) -> bool:
         ts = self.manager.scheduler.tasks.get(key)
-        return ts is not None and {ws.address for ws in ts.who_has or ()} == {self.targets[key]}
+        return ts is not None and {ws.address for ws in ts.who_has or ()} == {*self.targets[key]}
 
     def run(self) -> Iterator[Suggestion]:
         scheduler, now = self.manager.scheduler, time()
-        coming: Counter[str] = Counter()
-        for key, target in self.open.items():
-            ts, ws = scheduler.tasks.get(key), scheduler.workers.get(target)
-            holders = (ts.who_has or set()) if ts is not None else set()
-            if key in self.asked and now - self.asked[key] < ASK_AGAIN and ws not in holders:
-                coming[target] += 1
+        coming: Counter[Any] = Counter()
+        going: Counter[Any] = Counter()
+        nbytes: Counter[Any] = Counter()
+
+        def on_its_way(key: Any, address: str) -> bool:
+            return now - self.asked.get((key, address), -ASK_AGAIN) < ASK_AGAIN
+
+        def count(ts: Any, ws: Any) -> None:
+            coming[ws] += 1
+            nbytes[ws] += ts.nbytes
+            going.update(ts.who_has)
+
+        for key, address in self.asked:
+            ts, ws = scheduler.tasks.get(key), scheduler.workers.get(address)
+            if ts is None or ws is None or not ts.who_has or ws in ts.who_has:
+                continue
+            if key in self.open and on_its_way(key, address):
+                count(ts, ws)
         for key in list(self.open):
-            target = self.open[key]
-            ts, ws = scheduler.tasks.get(key), scheduler.workers.get(target)
+            addresses = self.open[key]
+            ts, targets = scheduler.tasks.get(key), [scheduler.workers.get(a) for a in addresses]
             if ts is None or ts.state == "erred":
                 del self.open[key], self.targets[key]
-            elif ws is None:
-                self._refuse(key, f"worker {target} has left")
-            elif ts.state != "memory" or not ts.who_has:
-                continue  # being computed: wait
-            elif ws not in ts.who_has:
-                if ws.status != Status.running:
-                    self._refuse(key, f"worker {ws.name} is {ws.status.name}")
-                elif coming[target] < IN_FLIGHT and now - self.asked.get(key, 0) >= ASK_AGAIN:
-                    self.asked[key] = now
-                    coming[target] += 1
+                continue
+            if None in targets:
+                self._refuse(key, f"worker {addresses[targets.index(None)]} has left")
+                continue
+            if ts.state != "memory" or not ts.who_has:  # being computed: wait
+                if self.halted:
+                    self._refuse(key, HALTED)
+                continue
+            missing = [ws for ws in targets if ws not in ts.who_has]
+            if unfit := [ws for ws in missing if ws.status != Status.running]:
+                self._refuse(key, f"worker {unfit[0].name} is {unfit[0].status.name}")
+            elif self.halted and missing and not any(on_its_way(key, ws.address) for ws in missing):
+                self._refuse(key, HALTED)
+            elif missing:
+                for ws in missing:
+                    if self.halted or on_its_way(key, ws.address):
+                        continue
+                    if coming[ws] >= IN_FLIGHT or min(going[source] for source in ts.who_has) >= IN_FLIGHT:
+                        continue
+                    if lacks_room(ws, ts, nbytes[ws]):
+                        continue
+                    self.asked[key, ws.address] = now
+                    count(ts, ws)
                     yield Suggestion("replicate", ts, {ws})
-            elif len(ts.who_has) > 1:
-                for other in ts.who_has - {ws}:
+            else:
+                for other in ts.who_has.difference(targets):
                     yield Suggestion("drop", ts, {other})
 
     def _refuse(self, key: Any, reason: str) -> None:
@@ -121,49 +159,54 @@ class BringToOwners(ActiveMemoryManagerPolicy):
         del self.open[key]
 
 
+# Why a key that could have been moved was not.
+HALTED = "the move was stopped"
+
+
+def lacks_room(ws: Any, ts: Any, coming: int) -> bool:
+    """Whether a worker's limit is too low for what it manages, what is coming, and this task."""
+    return bool(ws.memory_limit) and ws.nbytes + coming + ts.nbytes > ws.memory_limit
+
+
 @contextmanager
-def _replicas_left_alone(scheduler: Any, move: BringToOwners) -> Iterator[None]:
+def replicas_left_alone(scheduler: Any, keys: Container[Any]) -> Iterator[None]:
+    """Meanwhile Dask's `ReduceReplicas` drops no copy of these keys."""
     manager = scheduler.extensions.get("amm")
     for policy in [p for p in manager.policies if type(p) is ReduceReplicas] if manager else []:
         manager.policies.remove(policy)
         manager.add_policy(ReduceOtherReplicas(policy))
     stand_ins = [p for p in manager.policies if type(p) is ReduceOtherReplicas] if manager else []
     for stand_in in stand_ins:
-        stand_in.moves.append(move)
+        stand_in.left_alone.append(keys)
     try:
         yield
     finally:
         for stand_in in stand_ins:
-            stand_in.moves.remove(move)
-            if not stand_in.moves:
+            stand_in.left_alone = [other for other in stand_in.left_alone if other is not keys]
+            if not stand_in.left_alone:
                 manager.policies.discard(stand_in)
                 manager.add_policy(stand_in.stands_in_for)
 
 
 async def bring_to_owners(
-    scheduler: Any, targets: Mapping[Any, str], stall: float, progress: dict[str, Any]
-) -> BringToOwners:
-    """Hold each key in memory on its target and nowhere else.
+    scheduler: Any, move: BringToOwners, stall: float, progress: dict[str, Any]
+) -> None:
+    """Hold each key in memory on its targets and nowhere else.
 
     Parameters
     ----------
     scheduler : the scheduler this runs on
-    targets : address of the worker that shall hold each key
+    move : its `targets` without its `refused` are at the end where they should be
     stall : seconds without any progress after which the rest is given up
     progress : filled with ``done`` and ``total`` (keys) as it goes
-
-    Returns
-    -------
-    BringToOwners
-        Its `targets` without its `refused` are where they should be.
     """
-    move = BringToOwners(targets)
     # A manager of its own: Dask's may be stopped, and runs every two seconds only.
     manager = ActiveMemoryManagerExtension(scheduler, {move}, register=False, start=False)
-    progress.update(done=0, total=len(targets))
+    progress.update(done=0, total=len(move.targets))
     last, settled = time(), None
-    with _replicas_left_alone(scheduler, move):
+    with replicas_left_alone(scheduler, move.targets):
         while move.open:
+            began = time()
             manager.run_once()
             done = sum(map(move.placed, move.targets))
             if done != progress["done"]:
@@ -175,20 +218,26 @@ async def bring_to_owners(
                     break
             else:
                 settled = None
-                if time() - last > stall:
+                if time() - last > stall or (move.halted and time() - move.halted > ASK_AGAIN):
                     break
-            await asyncio.sleep(TICK)
+            # Of many partitions a look takes long: leave most of the time to the scheduler.
+            await asyncio.sleep(max(TICK, 4 * (time() - began)))
     for key in move.open:
         if not move.placed(key):
-            move.refused[key] = _why(scheduler, key, targets[key], stall)
-    return move
+            move.refused[key] = _why(scheduler, key, move.targets[key], stall)
 
 
-def _why(scheduler: Any, key: Any, target: str, stall: float) -> str:
+def _why(scheduler: Any, key: Any, addresses: tuple[str, ...], stall: float) -> str:
     ts = scheduler.tasks.get(key)
-    if ts is None or ts.state != "memory":
+    if ts is None or ts.state != "memory" or not ts.who_has:
         return f"it was still being computed after {stall:g} s without progress"
-    if scheduler.workers.get(target) in ts.who_has:
-        holders = sorted(str(ws.name) for ws in ts.who_has if ws.address != target)
-        return f"tasks kept a second copy in use on {', '.join(holders)} for {stall:g} s"
-    return f"the copy did not arrive within {stall:g} s"
+    if missing := [ws for a in addresses if (ws := scheduler.workers.get(a)) not in ts.who_has]:
+        ws = missing[0]
+        if ws is not None and lacks_room(ws, ts, 0):
+            return (
+                f"worker {ws.name} has no room for it: it manages {format_bytes(ws.nbytes)} of "
+                f"{format_bytes(ws.memory_limit)}, and the partition has {format_bytes(ts.nbytes)}"
+            )
+        return f"the copy did not arrive within {stall:g} s"
+    holders = sorted(str(ws.name) for ws in ts.who_has if ws.address not in addresses)
+    return f"tasks kept a second copy in use on {', '.join(holders)} for {stall:g} s"

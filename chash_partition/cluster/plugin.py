@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
 
-from chash_partition.cluster.moves import bring_to_owners
+from chash_partition.cluster.moves import AT_A_TIME, BringToOwners, bring_to_owners
 from chash_partition.layout import Layout
+
+if TYPE_CHECKING:
+    from chash_partition.cluster.autobalance import Autobalance
 
 NAME = "chash"
 
@@ -23,8 +27,19 @@ class Registered:
     layout: Layout
     # Whether each frame's tasks have reached the scheduler: it is registered before they do.
     frames: dict[str, bool] = field(default_factory=dict)
+    # Held by whoever moves its partitions.
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # The move that a client asked for, until that has read how it ended.
     moving: asyncio.Task[dict[str, Any]] | None = None
     progress: dict[str, Any] = field(default_factory=dict)
+    # What is being moved now, and the layout that this makes.
+    move: BringToOwners | None = None
+    goal: Layout | None = None
+    autobalance: Autobalance | None = None
+
+    def __contains__(self, key: Any) -> bool:
+        """Whether a task is a partition of one of the frames."""
+        return type(key) is tuple and key[0] in self.frames
 
 
 class ChashPlugin(SchedulerPlugin):
@@ -47,9 +62,13 @@ class ChashPlugin(SchedulerPlugin):
             chash_holders=self.holders,
             chash_move=self.move,
             chash_progress=self.progress,
+            chash_autobalance=self.autobalance,
+            chash_autobalance_status=self.autobalance_status,
+            chash_autobalance_pause=self.autobalance_pause,
+            chash_autobalance_stop=self.autobalance_stop,
         )
 
-    def _live(self, layout_id: str) -> Registered | None:
+    def live(self, layout_id: str) -> Registered | None:
         """The registered layout, if a frame of it still exists."""
         entry = self.layouts.get(layout_id)
         if entry is None:
@@ -58,6 +77,8 @@ class ChashPlugin(SchedulerPlugin):
         entry.frames = {name: seen for name, seen in entry.frames.items() if here[name] or not seen}
         if not entry.frames and entry.moving is None:
             del self.layouts[layout_id]
+            if entry.autobalance is not None:
+                entry.autobalance.end("no frame of the layout is left")
             return None
         return entry
 
@@ -66,20 +87,25 @@ class ChashPlugin(SchedulerPlugin):
         given = Layout.from_json(layout)
         for layout_id in list(self.layouts):
             if layout_id != given.id:
-                self._live(layout_id)
-        entry = self._live(given.id)
-        if entry is None or (entry.frames.keys() <= {frame} and given.version > entry.layout.version):
+                self.live(layout_id)
+        entry = self.live(given.id)
+        if entry is None:
             entry = self.layouts[given.id] = Registered(given)
+        elif entry.frames.keys() <= {frame} and given.version > entry.layout.version:
+            entry.layout = given
         entry.frames[frame] = (frame, 0) in self.scheduler.tasks
         return entry.layout.to_json()
 
     def update_graph(self, scheduler: Any, *, keys: Any, **kwargs: Any) -> None:
         arrived = {key[0] for key in keys if isinstance(key, tuple)}
         for entry in self.layouts.values():
-            entry.frames.update(dict.fromkeys(arrived & entry.frames.keys(), True))
+            if here := arrived & entry.frames.keys():
+                entry.frames.update(dict.fromkeys(here, True))
+                if entry.autobalance is not None:
+                    entry.autobalance.look()
 
     def layout(self, layout_id: str) -> str | None:
-        entry = self._live(layout_id)
+        entry = self.live(layout_id)
         return entry.layout.to_json() if entry is not None else None
 
     def workers(self) -> dict[str, str]:
@@ -101,47 +127,95 @@ class ChashPlugin(SchedulerPlugin):
         `before` is the version that the plan started from. Returns at once; ask `progress`.
         """
         target = Layout.from_json(after)
-        entry = self._live(target.id)
+        entry = self.live(target.id)
         if entry is None:
             return {
                 "error": f"no frame of layout {target.id} is in memory on this cluster; persist one first"
             }
-        if entry.moving is not None and not entry.moving.done():
+        if entry.lock.locked():
             return {
                 "error": f"layout {target.id} is being moved already; wait for that to end, then plan again"
             }
-        if before != entry.layout.version:
-            return {
-                "error": f"the plan starts from version {before} of layout {target.id}, which is at "
-                f"version {entry.layout.version} now; make a new plan with `df.chash.plan()`"
-            }
+        await entry.lock.acquire()
         present = self.workers()
+        if error := self._refusal(entry, before, target, present):
+            entry.lock.release()
+            return {"error": error}
+        entry.moving = asyncio.create_task(self._move_and_unlock(entry, target, present, stall))
+        return {"started": True}
+
+    def _refusal(self, entry: Registered, before: int, target: Layout, present: dict[str, str]) -> str | None:
+        """Why a plan cannot be carried out, or None."""
+        if before != entry.layout.version:
+            return (
+                f"the plan starts from version {before} of layout {target.id}, which is at "
+                f"version {entry.layout.version} now; make a new plan with `df.chash.plan()`"
+            )
         # Nodes that own nothing need not be here.
         absent = sorted({target.nodes[i] for i in set(target.assignment.tolist())} - present.keys())
         if absent:
-            return {
-                "error": f"the plan gives partitions to {', '.join(absent)}, not a worker of this cluster "
+            return (
+                f"the plan gives partitions to {', '.join(absent)}, not a worker of this cluster "
                 f"(workers: {', '.join(sorted(present))}); start it, or plan for the workers that are here"
-            }
-        entry.moving = asyncio.create_task(self._move(entry, target, present, stall))
-        return {"started": True}
+            )
+        return None
+
+    async def _move_and_unlock(self, entry: Registered, *arguments: Any) -> dict[str, Any]:
+        try:
+            return await self.carry_out(entry, *arguments)
+        finally:
+            entry.lock.release()
+
+    async def carry_out(
+        self,
+        entry: Registered,
+        target: Layout,
+        present: dict[str, str],
+        stall: float,
+        seconds: Sequence[str | None] = (),
+    ) -> dict[str, Any]:
+        """Bring all frames of a layout to their owners in `target`; its lock is held.
+
+        `seconds` names for each partition the worker of its second copy, if there shall be one.
+        """
+        entry.goal = target
+        try:
+            return await self._move(entry, target, present, stall, seconds)
+        finally:
+            entry.goal = entry.move = None
 
     async def _move(
-        self, entry: Registered, target: Layout, present: dict[str, str], stall: float
+        self,
+        entry: Registered,
+        target: Layout,
+        present: dict[str, str],
+        stall: float,
+        seconds: Sequence[str | None],
     ) -> dict[str, Any]:
         started = time()
         before = [entry.layout.nodes[i] for i in entry.layout.assignment]
         after = [target.nodes[i] for i in target.assignment]
+        wanted = [[owner, second] if second else [owner] for owner, second in zip_longest(after, seconds)]
         done: list[Any] = []
         refused: dict[int, str] = {}
         moved: set[str] = set()
+        halted = False
         # A frame that is persisted meanwhile goes along.
-        while new := sorted(entry.frames.keys() - moved):
+        while not halted and (new := sorted(entry.frames.keys() - moved)):
             moved.update(new)
-            held = {(frame, p): self._names((frame, p)) for frame in new for p in range(target.npartitions)}
-            targets = {key: present[after[key[1]]] for key, names in held.items() if names != [after[key[1]]]}
-            self._log("move-start", entry, keys=len(targets), nbytes=self._nbytes(targets))
-            move = await bring_to_owners(self.scheduler, targets, stall, entry.progress)
+            held: dict[tuple[str, int], list[str]] = {}
+            targets: dict[tuple[str, int], tuple[str, ...]] = {}
+            for p, names in enumerate(wanted):
+                if p % AT_A_TIME == 0:
+                    await asyncio.sleep(0)
+                for frame in new:
+                    held[frame, p] = self._names((frame, p))
+                    if held[frame, p] != sorted(names):
+                        targets[frame, p] = tuple(present[name] for name in names)
+            entry.move = move = BringToOwners(targets)
+            self.log("move-start", entry, keys=len(targets), nbytes=self._nbytes(targets))
+            await bring_to_owners(self.scheduler, move, stall, entry.progress)
+            halted = move.halted is not None
             done.extend(move.targets.keys() - move.refused.keys())
             for (frame, p), reason in move.refused.items():
                 refused[p] = reason
@@ -149,7 +223,11 @@ class ChashPlugin(SchedulerPlugin):
                 names = held[frame, p] or self._names((frame, p))
                 before[p] = next((name for name in names if name != after[p]), before[p])
         owners = [before[p] if p in refused else owner for p, owner in enumerate(after)]
-        entry.layout = target.with_assignment(owners) if refused else target
+        made = target.with_assignment(owners) if refused else target
+        if made.weights != entry.layout.weights or (made.assignment != entry.layout.assignment).any():
+            entry.layout = made
+        elif not refused:
+            entry.layout = target
         summary = {
             "layout": entry.layout.to_json(),
             "refused": refused,
@@ -158,7 +236,7 @@ class ChashPlugin(SchedulerPlugin):
             "nbytes": self._nbytes(done),
             "seconds": time() - started,
         }
-        self._log("move-end", entry, **{k: v for k, v in summary.items() if k != "layout"})
+        self.log("move-end", entry, **{k: v for k, v in summary.items() if k != "layout"})
         return summary
 
     def progress(self, layout_id: str) -> dict[str, Any]:
@@ -182,15 +260,53 @@ class ChashPlugin(SchedulerPlugin):
         ts = self.scheduler.tasks.get(key)
         return sorted(str(ws.name) for ws in ts.who_has or ()) if ts is not None else []
 
-    def _log(self, action: str, entry: Registered, **facts: Any) -> None:
+    async def autobalance(self, layout_id: str, **settings: Any) -> dict[str, Any]:
+        """Let a layout follow the workers, or change how it does; see `Autobalance` for the settings."""
+        from chash_partition.cluster.autobalance import Autobalance
+
+        entry = self.live(layout_id)
+        if entry is None:
+            return {
+                "error": f"no frame of layout {layout_id} is in memory on this cluster; persist one first"
+            }
+        if entry.autobalance is None:
+            entry.autobalance = Autobalance(self, entry)
+        return entry.autobalance.begin(**settings)
+
+    def _autobalance(self, layout_id: str) -> Autobalance | None:
+        entry = self.live(layout_id)
+        return entry.autobalance if entry is not None else None
+
+    def autobalance_status(self, layout_id: str) -> dict[str, Any] | None:
+        found = self._autobalance(layout_id)
+        return found.status() if found is not None else None
+
+    async def autobalance_pause(self, layout_id: str, paused: bool) -> bool:
+        found = self._autobalance(layout_id)
+        if found is not None:
+            await found.pause(paused)
+        return found is not None
+
+    async def autobalance_stop(self, layout_id: str) -> None:
+        found = self._autobalance(layout_id)
+        if found is not None:
+            await found.stop()
+
+    def log(self, action: str, entry: Registered, **facts: Any) -> None:
         self.scheduler.log_event(
             NAME, {"action": action, "layout": entry.layout.id, "version": entry.layout.version, **facts}
         )
 
     async def close(self) -> None:
+        self._end("the scheduler closes")
+
+    def restart(self, scheduler: Any) -> None:
+        self._end("the cluster was restarted")
+        self.layouts.clear()
+
+    def _end(self, reason: str) -> None:
         for entry in self.layouts.values():
             if entry.moving is not None:
                 entry.moving.cancel()
-
-    def restart(self, scheduler: Any) -> None:
-        self.layouts.clear()
+            if entry.autobalance is not None:
+                entry.autobalance.end(reason)

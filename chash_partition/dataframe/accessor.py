@@ -18,6 +18,7 @@ from distributed import Client, wait
 
 from chash_partition._dask import Partitions, new_collection
 from chash_partition.cluster import live
+from chash_partition.cluster.handle import AutobalanceHandle
 from chash_partition.dataframe.explain import explain, why_not
 from chash_partition.dataframe.expressions import Claim, PersistedFrame, Pin, persisted
 from chash_partition.dataframe.keys import key_columns, keys_of
@@ -25,7 +26,8 @@ from chash_partition.dataframe.knowledge import KeepsKey, Known, by_columns, kno
 from chash_partition.dataframe.repartition import place, way_of
 from chash_partition.hashing import hash_key, hash_keys
 from chash_partition.layout import Layout
-from chash_partition.planner import RebalancePlan, plan_rebalance
+from chash_partition.planner import RebalancePlan, moves_between, plan_rebalance
+from chash_partition.ring import node_weights
 
 
 @register_dataframe_accessor("chash")
@@ -314,14 +316,91 @@ class ChashAccessor:
         staying = sorted(addresses.keys() - leaving)
         if not staying:
             raise ValueError("retiring all workers would lose the frame: leave at least one")
-        done = self.rebalance(self.plan(staying), progress)
-        if left := sorted(leaving & {done.after.nodes[i] for i in set(done.after.assignment.tolist())}):
+        before = self.layout
+        follows = live.autobalance_status(client, before.id)
+        done = self.plan(staying)
+        if follows is None or follows["state"] == "paused":
+            done = self.rebalance(done, progress)
+            if left := sorted(leaving & _owners(done.after)):
+                raise RuntimeError(
+                    f"workers {', '.join(left)} still hold partitions that could not be moved (see the "
+                    "warning): no worker was retired; call retire again"
+                )
+        retired = client.retire_workers(workers=[addresses[name] for name in sorted(leaving)])
+        if kept := sorted(name for name in leaving if addresses[name] not in retired):
             raise RuntimeError(
-                f"workers {', '.join(left)} still hold partitions that could not be moved (see the warning): "
-                "no worker was retired; call retire again"
+                f"workers {', '.join(kept)} were not retired: no other worker could take what they hold; "
+                "call retire again when one can"
             )
-        client.retire_workers(workers=[addresses[name] for name in sorted(leaving)])
+        if follows is not None and follows["state"] != "paused":
+            live.wait_until_settled(client, before.id)
+            after = self.layout
+            done = RebalancePlan(before, after, moves_between(before, after), done.lower_bound)
         return done
+
+    def autobalance(
+        self, weights: str | Mapping[Any, Any] | None = None, replicas: int = 1
+    ) -> AutobalanceHandle:
+        """Let the partitions follow the workers of the cluster, from now on.
+
+        Whenever workers join, leave or die, the scheduler waits until they have stayed the same for
+        ``chash-partition.autobalance.settle`` (Dask config), plans for those that are there, and moves
+        the fewest partitions, of all frames that share the layout together. Workers that are retired,
+        by ``client.retire_workers`` or by adaptive scaling, hand their partitions to the new owners.
+
+        It goes on until it is stopped, or no frame of the layout is left. A layout has one of it: called
+        again, it goes on with the new arguments.
+
+        Parameters
+        ----------
+        weights : "memory", "threads", or mapping of name to weight, optional
+            By memory, a worker of 4 GiB weighs 1. Default: the weights that the layout has; of new
+            workers, and of those not in the mapping, 1.
+        replicas : int
+            2 keeps a second copy of each partition, on the next worker of the ring, at twice the memory:
+            then one crash recomputes nothing.
+
+        Returns
+        -------
+        AutobalanceHandle
+            With ``status()``, ``pause()``, ``resume()`` and ``stop()``; a context manager that stops at its
+            end.
+
+        Raises
+        ------
+        ValueError
+            If the frame is not in memory on a cluster, or for weights that workers do not have.
+
+        Warns
+        -----
+        UserWarning
+            If workers were started without a name, since after a restart they are other nodes.
+
+        Examples
+        --------
+        >>> with df.chash.autobalance() as follows:    # doctest: +SKIP
+        ...     cluster.adapt(minimum=2, maximum=8)
+        ...     ...
+        """
+        if replicas not in (1, 2):
+            raise ValueError(f"replicas must be 1 or 2, got {replicas!r}")
+        if isinstance(weights, Mapping):
+            weights = {name: str(weight) for name, weight in node_weights(weights).items()}
+        elif weights not in (None, "memory", "threads"):
+            raise ValueError(
+                f'weights must be "memory", "threads" or a mapping of name to weight: {weights!r}'
+            )
+        _, client = self._must_be_live()
+        layout = self.layout
+        unnamed = live.autobalance(client, layout, weights, replicas)
+        if unnamed:
+            warnings.warn(
+                f"workers {', '.join(unnamed)} were started without a name: after a restart each is another "
+                "node, and gets other partitions. Start them with `dask worker --name ...`",
+                UserWarning,
+                stacklevel=2,
+            )
+        return AutobalanceHandle(client, layout.id)
 
     def merge(
         self,
@@ -544,6 +623,10 @@ def _check_kind(column: Hashable, dtype: Any, value: Any) -> None:
                 f"key {value!r} is a {type(value).__name__}, but column {column!r} has dtype {dtype}: "
                 "look up a value as the column holds them"
             )
+
+
+def _owners(layout: Layout) -> set[str]:
+    return {layout.nodes[i] for i in set(layout.assignment.tolist())}
 
 
 def _partitions(layout: Layout) -> pd.RangeIndex:

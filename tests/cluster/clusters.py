@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -30,8 +32,8 @@ SETTINGS = {
 }
 
 
-def local_cluster(n: int) -> LocalCluster:
-    return LocalCluster(n_workers=n, threads_per_worker=1, dashboard_address=":0", memory_limit=0)
+def local_cluster(n: int, memory_limit: str | int = 0) -> LocalCluster:
+    return LocalCluster(n_workers=n, threads_per_worker=1, dashboard_address=":0", memory_limit=memory_limit)
 
 
 def rows(n: int = 4000) -> pd.DataFrame:
@@ -176,3 +178,27 @@ def assert_right(frame: dd.DataFrame, pdf: pd.DataFrame, timeout: float = 60) ->
     groups, whole = client.gather(results)
     assert_same_rows(groups.reset_index(), sums(pdf).reset_index())
     assert_same_rows(whole, pdf)
+
+
+@contextmanager
+def worker_process(
+    client: Client, name: str | None, *arguments: str, **config: str
+) -> Iterator[subprocess.Popen]:
+    """`dask worker` from the command line, until the end of the block; config as in the environment."""
+    named = ["--name", name] if name is not None else []
+    before = set(workers(client).values())
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "distributed.cli.dask_worker", client.scheduler.address, "--no-nanny"),
+            *("--nthreads", "1", "--no-dashboard", *named, *arguments),
+        ],
+        env={**os.environ, **config, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: set(workers(client).values()) - before)
+        yield process
+    finally:
+        process.kill()
+        process.wait()

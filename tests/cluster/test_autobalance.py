@@ -1,0 +1,472 @@
+"""A layout that follows the workers: they join, leave, retire and die, and all is where it should be."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+import dask.config
+import pytest
+import yaml
+from clusters import (
+    FOUR,
+    MORTALS,
+    SETTINGS,
+    assert_on_owners,
+    assert_right,
+    counted,
+    holders,
+    keys_of,
+    kill,
+    local_cluster,
+    partitions_in_use,
+    placed,
+    rows,
+    until,
+    worker_process,
+    workers,
+)
+from distributed import Client, wait
+
+import chash_partition
+
+
+@pytest.fixture(autouse=True)
+def soon() -> Iterator[None]:
+    with dask.config.set({"chash-partition.autobalance.settle": "200ms"}):
+        yield
+
+
+def settled(follows, *names: str, timeout: float = 60) -> None:
+    """Wait until the layout has come to rest on these workers."""
+
+    def there() -> bool:
+        status = follows.status()
+        return status.state == "settled" and (not names or status.workers == names)
+
+    until(there, timeout)
+
+
+def left_behind(client: Client) -> list[object]:
+    """What may differ on the scheduler by something that was begun and has ended."""
+
+    def look(dask_scheduler):
+        manager = dask_scheduler.extensions["amm"]
+        return [
+            sorted((type(policy).__name__, id(policy)) for policy in manager.policies),
+            manager.running,
+            sorted(dask_scheduler.plugins),
+            sorted(dask_scheduler.periodic_callbacks),
+            [repr(task) for task in asyncio.all_tasks() if "chash" in repr(task)],
+            {
+                key: (sorted(ts.worker_restrictions or ()), ts.loose_restrictions)
+                for key, ts in dask_scheduler.tasks.items()
+            },
+        ]
+
+    return client.run_on_scheduler(look)
+
+
+def transfers_between(transfers, *frames) -> dict[object, int]:
+    return {key: transfers[key] for key in keys_of(*frames) if transfers[key]}
+
+
+def moved(before, after) -> list[int]:
+    return [p for p, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+
+
+@contextmanager
+def small_cluster(n: int, **settings: object) -> Iterator[tuple[object, Client]]:
+    with dask.config.set({**SETTINGS, **settings}), local_cluster(n) as cluster, Client(cluster) as client:
+        yield cluster, client
+
+
+def test_partitions_follow_workers_that_come_retire_and_are_scaled_down():
+    pdf, others = rows(), rows(500)
+    with small_cluster(3) as (cluster, client):
+        df = placed(pdf, nodes=None, npartitions=24).chash.persist()
+        mate = placed(others, layout=df.chash.layout).chash.persist()
+        wait([df, mate])
+        with df.chash.autobalance() as follows:
+            settled(follows, "0", "1", "2")
+            assert df.chash.layout.version == 0
+
+            before = holders(client, df)
+            with counted(client) as transfers:
+                cluster.scale(4)
+                settled(follows, *FOUR)
+            which = moved(before, holders(client, df))
+            assert len(which) == 6
+            frames = [keys_of(frame) for frame in (df, mate)]
+            assert transfers_between(transfers, df, mate) == {keys[p]: 1 for keys in frames for p in which}
+            for frame in (df, mate):
+                assert frame.chash.layout.counts() == dict.fromkeys(FOUR, 6)
+                assert_on_owners(client, frame)
+
+            # Persisted while it follows: placed by the new layout.
+            late = df.assign(z=1).chash.persist()
+            assert_on_owners(client, late)
+
+            before = holders(client, df)
+            addresses = workers(client)
+            with counted(client) as transfers:
+                retired = client.retire_workers(workers=[addresses["1"], addresses["2"]])
+                settled(follows, "0", "3")
+            assert len(retired) == 2
+            which = moved(before, holders(client, df))
+            frames = [keys_of(frame) for frame in (df, mate, late)]
+            assert len(which) == 12
+            assert transfers_between(transfers, df, mate, late) == {
+                keys[p]: 1 for keys in frames for p in which
+            }
+            for frame, its_rows in ((df, pdf), (mate, others), (late, pdf.assign(z=1))):
+                assert_on_owners(client, frame)
+                assert_right(frame, its_rows)
+        assert follows.status().state == "ended"
+
+
+def test_a_worker_with_20_partitions_retires_with_20_transfers_each_to_its_owner():
+    pdf = rows(400)
+    with small_cluster(5) as (_, client):
+        df = placed(pdf, nodes=[*FOUR, "4"], npartitions=100).chash.persist()
+        wait(df)
+        with df.chash.autobalance() as follows:
+            settled(follows)
+            leaving = df.chash.layout.partitions_of("2").tolist()
+            assert len(leaving) == 20
+            with counted(client) as transfers:
+                client.retire_workers(workers=[workers(client)["2"]])
+                settled(follows, "0", "1", "3", "4")
+            assert transfers_between(transfers, df) == {keys_of(df)[p]: 1 for p in leaving}
+            assert_on_owners(client, df)
+        # The same by `retire`, which gives the plan.
+        df = placed(pdf, nodes=["0", "1", "3", "4"], npartitions=40).chash.persist()
+        wait(df)
+        with df.chash.autobalance() as follows:
+            settled(follows)
+            before = df.chash.layout
+            with counted(client) as transfers:
+                plan = df.chash.retire("0", progress=False)
+            assert (plan.before, plan.after) == (before, df.chash.layout)
+            assert len(plan.moves) == plan.lower_bound == 10
+            assert transfers_between(transfers, df) == {keys_of(df)[move.partition]: 1 for move in plan.moves}
+            assert_on_owners(client, df)
+            assert workers(client).keys() == {"1", "3", "4"}
+            assert_right(df, pdf)
+
+
+def test_the_memory_manager_runs_meanwhile_where_config_stops_it():
+    with small_cluster(3, **{"distributed.scheduler.active-memory-manager.start": False}) as (_, client):
+        df = placed(rows(400), nodes=FOUR[:3], npartitions=12).chash.persist()
+        wait(df)
+        around = left_behind(client)
+        assert around[1] is False
+        with df.chash.autobalance() as follows:
+            settled(follows)
+            assert client.amm.running()
+            client.retire_workers(workers=[workers(client)["1"]])
+            settled(follows, "0", "2")
+            assert_on_owners(client, df)
+        assert left_behind(client)[:5] == around[:5]
+
+
+def test_stopping_leaves_nothing_behind(client):
+    df = placed(rows(400)).chash.persist()
+    wait(df)
+    around = left_behind(client)
+    follows = df.chash.autobalance(replicas=2)
+    settled(follows)
+    assert left_behind(client) != around
+    follows.stop()
+    assert left_behind(client) == around
+    assert follows.status().state == "ended"
+    follows.stop()
+    # A second copy is no longer protected.
+    until(lambda: all(len(held) == 1 for held in holders(client, df)))
+    with pytest.raises(RuntimeError, match="it has ended"):
+        follows.resume()
+
+
+def test_pause_and_resume(client):
+    df = placed(rows(400)).chash.persist()
+    wait(df)
+    follows = df.chash.autobalance(dict.fromkeys(FOUR, 1) | {"4": 2})
+    settled(follows)
+    assert df.chash.layout.counts()["4"] in (21, 22)
+    follows.pause()
+    until(lambda: follows.status().state == "paused")
+    assert df.chash.autobalance()._layout_id == follows._layout_id
+    follows.resume()
+    settled(follows)
+    follows.stop()
+    assert_on_owners(client, df)
+
+
+def test_it_ends_with_the_last_frame(client):
+    lazy = placed(rows(400))
+    df = lazy.chash.persist()
+    wait(df)
+    follows = df.chash.autobalance()
+    settled(follows)
+    del df
+    until(lambda: follows.status().state == "ended")
+    events = [event for _, event in client.get_events("chash")]
+    assert events[-1]["action"] == "autobalance-end"
+    assert events[-1]["reason"] == "no frame of the layout is left"
+
+
+def test_weights_from_the_workers(client):
+    df = placed(rows(400), npartitions=10).chash.persist()
+    wait(df)
+    with pytest.raises(ValueError, match="have no memory limit"):
+        df.chash.autobalance("memory")
+    for wrong in ("disk", {"0": -1}, 3):
+        with pytest.raises(ValueError, match="weight"):
+            df.chash.autobalance(wrong)
+    with pytest.raises(ValueError, match="replicas"):
+        df.chash.autobalance(replicas=3)
+    with df.chash.autobalance("threads") as follows:
+        settled(follows)
+        assert df.chash.layout.counts() == dict.fromkeys([*FOUR, "4"], 2)
+
+
+def test_a_crash_moves_to_the_new_owners_and_a_worker_that_returns_gets_its_own_back(mortal):
+    pdf = rows()
+    df = placed(pdf, npartitions=32).chash.persist()
+    wait(df)
+    with df.chash.autobalance() as follows:
+        settled(follows, *FOUR)
+        own = set(df.chash.layout.partitions_of("1").tolist())
+        kill(mortal, "1")
+        settled(follows, *FOUR)  # its nanny has started it again
+        assert len(workers(mortal)) == MORTALS
+        assert_on_owners(mortal, df)
+        assert_right(df, pdf)
+        assert len(own & set(df.chash.layout.partitions_of("1").tolist())) >= 5
+        assert set(df.chash.layout.counts().values()) == {8}
+
+
+def test_one_crash_recomputes_nothing_with_a_second_copy(mortal):
+    pdf = rows()
+    df = placed(pdf, npartitions=32).chash.persist()
+    wait(df)
+    with df.chash.autobalance(replicas=2) as follows:
+        settled(follows, *FOUR)
+        assert all(len(held) == 2 for held in holders(mortal, df))
+
+        def computed(dask_scheduler):
+            return dask_scheduler.transition_counter, [
+                t.key for t in dask_scheduler.transition_log if t.finish == "processing"
+            ]
+
+        before = len(mortal.run_on_scheduler(computed)[1])
+        kill(mortal, "1")
+        until(lambda: len(workers(mortal)) == MORTALS)
+        settled(follows, *FOUR)
+        assert len(mortal.run_on_scheduler(computed)[1]) == before
+        held = holders(mortal, df)
+        layout = df.chash.layout
+        for p, names in enumerate(held):
+            point = layout.point(p)
+            owner = layout.owner_of(p)
+            second = next(n for n in layout.ring.preference_at(point) if n != owner)
+            assert names == sorted([owner, second])
+        assert_right(df, pdf)
+
+
+def test_workers_that_move_partitions_are_not_chosen_for_scaling_down(client):
+    df = placed(rows(400)).chash.persist()
+    wait(df)
+    plan = df.chash.plan()
+    stuck = plan.moves[0]
+
+    def candidates():
+        return set(
+            client.run_on_scheduler(
+                lambda dask_scheduler: [
+                    str(name) for name in dask_scheduler.workers_to_close(n=5, attribute="name")
+                ]
+            )
+        )
+
+    with partitions_in_use(client, df, [stuck.partition]):
+        follows = df.chash.autobalance()
+        until(lambda: follows.status().state == "moving")
+        chosen = candidates()
+    assert not chosen & {stuck.source, stuck.target}
+    settled(follows)
+    assert candidates() == {*FOUR, "4"}
+    follows.stop()
+
+
+# A worker of few bytes, which does not mind what its process needs.
+FEARLESS = {
+    f"DASK_DISTRIBUTED__WORKER__MEMORY__{k}": "False" for k in ("TARGET", "SPILL", "PAUSE", "TERMINATE")
+}
+
+
+def test_workers_of_different_kinds():
+    """Weights by memory and threads, names, memory without room, and one that is paused."""
+    pdf = rows()
+    with small_cluster(0) as (_, client), ExitStack() as processes:
+
+        def start(name, *arguments):
+            processes.enter_context(worker_process(client, name, *arguments, **FEARLESS))
+
+        start("a", "--memory-limit", "4GiB")
+        start("b", "--memory-limit", "8GiB", "--nthreads", "3")
+        df = placed(pdf, nodes=["a", "b"], npartitions=24).chash.persist()
+        wait(df)
+        with df.chash.autobalance("memory") as follows:
+            settled(follows, "a", "b")
+            assert df.chash.layout.counts() == {"a": 8, "b": 16}
+            df.chash.autobalance("threads")
+            until(lambda: df.chash.layout.counts() == {"a": 6, "b": 18})
+            df.chash.autobalance({"a": 1, "b": 1})
+            until(lambda: df.chash.layout.counts() == {"a": 12, "b": 12})
+            settled(follows, "a", "b")
+            assert_on_owners(client, df)
+
+        largest = int(df.chash.sizes().max())
+        start("small", "--memory-limit", str(int(largest * 2.5)))
+        with dask.config.set({"chash-partition.rebalance.stall-timeout": "300ms"}):
+            follows = df.chash.autobalance()
+            small = []
+
+            def full() -> bool:
+                small[:] = [names for names in holders(client, df) if names == ["small"]]
+                return len(small) >= 2 and follows.status().state == "waiting"
+
+            until(full)
+            assert len(small) <= 4
+            assert follows.status().out_of_place == 8 - len(small) <= follows.status().failures
+            follows.stop()
+            with pytest.warns(RuntimeWarning, match="worker small has no room for it: it manages"):
+                df.chash.rebalance(progress=False)
+            limit = client.run_on_scheduler(
+                lambda dask_scheduler: [
+                    (ws.nbytes, ws.memory_limit)
+                    for ws in dask_scheduler.workers.values()
+                    if ws.name == "small"
+                ]
+            )
+            assert limit[0][0] <= limit[0][1]
+        df.chash.retire("small", progress=False)
+        assert_right(df, pdf)
+
+        def pause(status, dask_worker):
+            from distributed.core import Status
+
+            dask_worker.status = Status[status]
+
+        address = workers(client)["b"]
+        client.run(pause, "paused", workers=[address])
+        start("c", "--memory-limit", "8GiB")
+        with df.chash.autobalance({"a": 1, "b": 4, "c": 1}) as follows:
+            until(lambda: follows.status().state == "waiting")
+            assert sum(names == ["b"] for names in holders(client, df)) == 12
+            client.run(pause, "running", workers=[address])
+            settled(follows, "a", "b", "c")
+            assert df.chash.layout.counts() == {"a": 4, "b": 16, "c": 4}
+            assert_on_owners(client, df)
+
+        start(None)
+        with pytest.warns(UserWarning, match="started without a name"):
+            follows = df.chash.autobalance()
+        settled(follows)
+        assert_on_owners(client, df)
+        assert_right(df, pdf)
+
+
+CLIENT = """
+import sys
+sys.path[:0] = sys.argv[2:]
+import dask.dataframe as dd, pandas as pd
+from distributed import Client, wait
+from chash_partition import chash_repartition
+if __name__ == "__main__":
+    with Client(sys.argv[1]) as client:
+        df = dd.from_pandas(pd.DataFrame({"k": range(100)}), npartitions=2)
+        df = df.pipe(chash_repartition, on="k", npartitions=8, nodes=["0", "1"]).chash.persist()
+        wait(df)
+        df.chash.autobalance()
+        print("begun", flush=True)
+        sys.stdin.read()
+"""
+
+
+def test_a_client_that_is_killed_leaves_nothing_behind(client):
+    mine = placed(rows(400)).chash.persist()
+    wait(mine)
+    around = left_behind(client)[:5]
+    with subprocess.Popen(
+        [sys.executable, "-c", CLIENT, client.scheduler.address, *sys.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "begun\n"
+        assert left_behind(client)[:5] != around
+        process.kill()
+    until(lambda: left_behind(client)[:5] == around)
+    with mine.chash.autobalance() as follows:
+        settled(follows)
+        assert_on_owners(client, mine)
+
+
+def test_a_cluster_that_is_restarted():
+    with small_cluster(2) as (_, client):
+        lazy = placed(rows(400), nodes=["0"], npartitions=8)
+        df = lazy.chash.persist()
+        wait(df)
+        around = left_behind(client)[:5]
+        follows = df.chash.autobalance()
+        settled(follows)
+        client.restart(timeout=60)
+        assert follows.status().state == "ended"
+        assert left_behind(client)[:5] == around
+        again = lazy.chash.persist()
+        with again.chash.autobalance() as follows:
+            settled(follows, "0", "1")
+            assert_on_owners(client, again)
+
+
+def test_counters_on_the_schedulers_metrics_endpoint():
+    pytest.importorskip("prometheus_client")
+    with small_cluster(2) as (_, client):
+        df = placed(rows(400), nodes=["0"], npartitions=8).chash.persist()
+        wait(df)
+        url = client.dashboard_link.replace("/status", "/metrics")
+
+        def metrics() -> dict[str, float]:
+            text = urlopen(url, timeout=30).read().decode()
+            lines = [line for line in text.splitlines() if line.startswith("dask_chash")]
+            return {line.split("{")[0]: float(line.split()[-1]) for line in lines}
+
+        assert metrics() == {}
+        with df.chash.autobalance() as follows:
+            settled(follows)
+            found, status = metrics(), follows.status()
+            assert found["dask_chash_moves_total"] == status.moves == 4
+            assert found["dask_chash_moved_bytes_total"] == status.nbytes > 0
+            assert found["dask_chash_failures_total"] == found["dask_chash_out_of_place"] == 0
+            assert 0 < found["dask_chash_plan_seconds"] < 60
+        assert metrics() == {}
+
+
+def test_defaults_and_schema_of_the_configuration():
+    jsonschema = pytest.importorskip("jsonschema")
+    folder = Path(chash_partition.__file__).parent
+    defaults, schema = (
+        yaml.safe_load((folder / f"chash-partition{kind}.yaml").read_text()) for kind in ("", "-schema")
+    )
+    jsonschema.validate(defaults, schema)
+    assert dask.config.get("chash-partition.autobalance.settle")
+    wrong = {"chash-partition": {"autobalance": {"settel": "1s"}}}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, schema)

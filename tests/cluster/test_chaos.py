@@ -1,0 +1,198 @@
+"""Workers are killed, frozen and come back, at every point of a move: nothing is lost, and all ends in place.
+
+Each run is one seed: it says who dies, and when.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import dask.config
+import pytest
+from clusters import (
+    FOUR,
+    MORTALS,
+    SETTINGS,
+    assert_right,
+    holders,
+    keys_of,
+    kill,
+    local_cluster,
+    partitions_in_use,
+    placed,
+    rows,
+    stopped,
+    until,
+    workers,
+)
+from distributed import Client, wait
+
+RUNS, LONG_RUNS = 25, 100
+
+
+@pytest.fixture(scope="module")
+def victims() -> Iterator[Client]:
+    """A cluster whose tasks may see any number of workers die."""
+    settings = {
+        **SETTINGS,
+        "distributed.scheduler.allowed-failures": 50,
+        # LocalCluster closes the nanny of a name that is away 15 s after it was away before.
+        "distributed.deploy.lost-worker-timeout": "1h",
+    }
+    with dask.config.set(settings), local_cluster(MORTALS) as cluster, Client(cluster) as client:
+        yield client
+
+
+def managed(client: Client) -> object:
+    """What manages memory on the scheduler, its plugins and our tasks there."""
+
+    def look(dask_scheduler):
+        import asyncio
+
+        manager = dask_scheduler.extensions["amm"]
+        return (
+            sorted((type(policy).__name__, id(policy)) for policy in manager.policies),
+            manager.running,
+            sorted(dask_scheduler.plugins),
+            [repr(task) for task in asyncio.all_tasks() if "chash" in repr(task)],
+        )
+
+    return client.run_on_scheduler(look)
+
+
+def lost_though_alive(client: Client, since: float, frame) -> set[object]:
+    """Partitions that were given up though no worker died that alone had them."""
+    keys = set(keys_of(frame))
+
+    def released(dask_scheduler):
+        log = dask_scheduler.transition_log
+        return {t.key for t in log if t.timestamp >= since and t.start == "memory" and t.key in keys}
+
+    died = [e for _, e in client.get_events("all") if e["action"] == "remove-worker"]
+    return client.run_on_scheduler(released) - {key for e in died for key in e["lost-computed-tasks"]}
+
+
+def now(client: Client) -> float:
+    def clock():
+        from distributed.metrics import time
+
+        return time()
+
+    return client.run_on_scheduler(clock)
+
+
+def moving(follows) -> bool:
+    return follows.status().state == "moving"
+
+
+def actors(plan) -> dict[str, str]:
+    """A worker that gives, one that gets, and one that does neither."""
+    move = plan.moves[0]
+    sources, targets = {m.source for m in plan.moves}, {m.target for m in plan.moves}
+    others = sorted(set(FOUR) - sources - targets)
+    # Where all give or get, one that has nothing to do with the first move.
+    bystander = others[0] if others else next(n for n in FOUR if n not in (move.source, move.target))
+    return {"source": move.source, "target": move.target, "bystander": bystander}
+
+
+def death(client, df, rng, who, when):
+    """One worker dies before, while or after partitions move."""
+    plan = df.chash.plan()
+    victim = actors(plan)[who]
+    follows = df.chash.autobalance(replicas=rng.choice([1, 1, 2]))
+    if when == "before":
+        kill(client, victim)
+    elif when == "during":
+        with partitions_in_use(client, df, [plan.moves[0].partition]):
+            until(lambda: moving(follows))
+            kill(client, victim)
+    else:
+        until(lambda: follows.status().moves >= len(plan.moves))
+        kill(client, victim)
+    return follows
+
+
+def two_deaths(client, df, rng):
+    """Within the time to settle."""
+    follows = df.chash.autobalance()
+    kill(client, *rng.sample(FOUR, 2))
+    return follows
+
+
+def death_and_join(client, df, rng):
+    """One dies at the moment that another joins."""
+    follows = df.chash.autobalance()
+    first, second = rng.sample(FOUR, 2)
+    kill(client, first)
+    until(lambda: first in workers(client))
+    kill(client, second)
+    return follows
+
+
+def frozen(client, df, rng):
+    """A worker does nothing for longer than the others need for all their moves."""
+    plan = df.chash.plan()
+    who = actors(plan)[rng.choice(["source", "target", "bystander"])]
+    moves = [m for m in plan.moves if who not in (m.source, m.target)]
+    with stopped(client, who):
+        follows = df.chash.autobalance()
+        until(lambda: moving(follows) or follows.status().state == "settled")
+
+        def made() -> bool:
+            held = holders(client, df)
+            return all(held[m.partition] == [m.target] for m in moves)
+
+        until(made)
+    return follows
+
+
+SCENES = [
+    *[
+        (death, who, when)
+        for who in ("source", "target", "bystander")
+        for when in ("before", "during", "after")
+    ],
+    (two_deaths,),
+    (death_and_join,),
+    (frozen,),
+]
+
+
+def run(client: Client, seed: int) -> None:
+    rng = random.Random(seed)
+    scene, *arguments = SCENES[seed % len(SCENES)]
+    until(lambda: workers(client).keys() == {*FOUR})
+    pdf = rows(400)
+    start = FOUR[: rng.choice([2, 3])]
+    settings = {"chash-partition.autobalance.settle": f"{rng.choice([20, 100, 300])}ms"}
+    with dask.config.set(settings):
+        df = placed(pdf, nodes=start, npartitions=16, engine=rng.choice(["p2p", "tasks"])).chash.persist()
+        wait(df)
+        since, around = now(client), managed(client)
+        follows = scene(client, df, rng, *arguments)
+        mates = assert_right(df, pdf)
+        until(lambda: workers(client).keys() == {*FOUR})
+        until(lambda: follows.status().state == "settled" and len(follows.status().workers) == MORTALS, 60)
+        # What was lost and is computed again is there before it is looked at.
+        wait(df)
+        until(lambda: follows.status().state == "settled", 60)
+        assert follows.status().out_of_place == 0
+        follows.stop()
+    assert managed(client) == around
+    until(lambda: all(len(held) == 1 for held in holders(client, df)))
+    assert set(df.chash.layout.counts().values()) == {4}
+    assert lost_though_alive(client, since, df) == set()
+    assert_right(df, pdf)
+    del mates
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_chaos(victims, seed):
+    run(victims, seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(RUNS, RUNS + LONG_RUNS))
+def test_more_chaos(victims, seed):
+    run(victims, seed)
