@@ -6,8 +6,7 @@ import functools
 import os
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
-from uuid import uuid4
+from typing import Any
 
 import dask
 import dask.dataframe as dd
@@ -34,15 +33,14 @@ from chash_partition.dataframe.knowledge import Known, labels
 from chash_partition.dataframe.repartition import place, way_of
 from chash_partition.hashing import hash_keys
 from chash_partition.layout import Layout
-from chash_partition.parquet.dataset import Home, ShardedDataset, appended, replaced
+from chash_partition.parquet.dataset import ShardedDataset
 from chash_partition.parquet.filters import expression_of, shards_left
 from chash_partition.parquet.frames import pandas_of, schema_of, table_of
+from chash_partition.parquet.home import Home
 from chash_partition.parquet.store import DatasetError, Store
 from chash_partition.parquet.tables import (
     How,
-    checked_schema,
     conform,
-    evolved,
     in_shard,
     is_open,
     read_file,
@@ -50,13 +48,11 @@ from chash_partition.parquet.tables import (
     united,
     write_file,
 )
-from chash_partition.parquet.version import DATA, PATH, File, Version
+from chash_partition.parquet.version import File, Version
+from chash_partition.parquet.writing import Mode, begin, finish
 from chash_partition.ring import integer
 
 __all__ = ["read_parquet", "to_parquet"]
-
-Mode = Literal["error", "append", "overwrite"]
-MODES = ("error", "append", "overwrite")
 
 
 # ---------------------------------------------------------------------------------------------------- read
@@ -118,7 +114,8 @@ def read_parquet(
         raise DatasetError(f"column {missing[0]!r} is not in the dataset, which has {schema.names}")
     if twice := [name for name in wanted if wanted.count(name) > 1]:
         raise DatasetError(f"column {twice[0]!r} is given twice in columns={wanted}")
-    expression, needed, left = None, [], None
+    expression, left = None, None
+    needed: list[str] = []
     if filters is not None and not (isinstance(filters, (list, tuple)) and not filters):
         expression, needed = expression_of(filters, schema)
         left = shards_left(filters, schema, version.layout)
@@ -229,68 +226,30 @@ def to_parquet(
     roots: Mapping[Any, str] | None,
 ) -> None:
     """See `ChashAccessor.to_parquet`; `df` is placed, and `layout` is the one it has now."""
-    if mode not in MODES:
-        raise DatasetError(f"mode must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
     home = Home.of(path, storage_options, roots)
-    since = home.log.latest()
-    if since is not None and mode == "error":
-        raise DatasetError(
-            f"there is a dataset at {home.store.url!r} (version {since.number}): use mode='append' or "
-            f"'overwrite'"
-        )
-    if since is None and (
-        alien := [name for name, _, _ in home.store.list(DATA) if not PATH.fullmatch(name)]
-    ):
-        raise DatasetError(
-            f"{home.store.full(alien[0])} is in the way, and not a dataset of shards: choose another path"
-        )
-    adding = since if mode == "append" else None
     if any(name is not None for name in df._meta.index.names):
         df = df.reset_index()
     schema, open_ = schema_of(df._meta)
-    on = layout.on if adding is None else adding.layout.on
-    checked_schema(schema, on)
-    if adding is not None and not (layout.on == on and layout.same_partitions(adding.layout)):
-        layout, df = adding.layout, _into(df, adding.layout)
-    target = schema if adding is None else evolved(adding.schema, schema)
-    for name in how.sorting:
-        if name not in target.names:
-            raise DatasetError(f"sort_within column {name!r} is not among the columns {target.names}")
-    pending = Version(
-        number=0,
-        commit=uuid4().hex,
-        operation=mode,
-        layout=layout if adding is None else adding.layout,
-        schema=target,
-        folder=DATA if since is None else since.folder,
-        node_local=bool(home.roots) if since is None else since.node_local,
-    )
-    still_open = frozenset(name for name in open_ if is_open(target.field(name).type))
-    written = new_collection(WriteShards(df.expr, Target(home, pending, still_open, how))).compute()
-    if still_open and len(written):
-        found = united([pa.ipc.read_schema(pa.py_buffer(text)) for text in written["schema"]])
-        target = pa.schema([found.field(f.name) if f.name in still_open else f for f in target])
-    schemas = [pa.ipc.read_schema(pa.py_buffer(text)) for text in written["schema"]]
+    since, pending = begin(home, mode, layout, schema, how)
+    if layout.on != pending.layout.on or not layout.same_partitions(pending.layout):
+        df = _into(df, pending.layout)
+    open_ = frozenset(name for name in open_ if is_open(pending.schema.field(name).type))
+    written = new_collection(WriteShards(df.expr, Target(home, pending, open_, how))).compute()
     files = [File(*map(_plain, row)) for row in written[list(File._fields)].itertuples(index=False)]
-    again = [i for i, schema in enumerate(schemas) if not schema.equals(target)]
-    mended = dask.compute(
-        *(
-            dask.delayed(rewrite)(
-                home.store_of(pending, files[i].shard), pending.folder, files[i], target, how
+    if open_ and files:
+        schemas = [pa.ipc.read_schema(pa.py_buffer(text)) for text in written["schema"]]
+        pending = replace(pending, schema=united([pending.schema, *schemas]))
+        again = [i for i, schema in enumerate(schemas) if schema.types != pending.schema.types]
+        stores = [home.store_of(pending, files[i].shard) for i in again]
+        mended = dask.compute(
+            *(
+                dask.delayed(rewrite)(store, pending.folder, files[i], pending.schema, how)
+                for i, store in zip(again, stores, strict=True)
             )
-            for i in again
         )
-    )
-    for i, file in zip(again, mended, strict=True):
-        files[i] = file
-    pending = replace(pending, schema=target)
-    if not files and adding is None:
-        files = [write_file(home.store_of(pending, 0), pending.folder, 0, target.empty_table(), how)]
-    if mode == "append":
-        change = appended(files, target, pending)
-    else:
-        change = replaced(pending.with_files(files), since)
-    home.commit(mode if since is not None else "create", change, since)
+        for i, file in zip(again, mended, strict=True):
+            files[i] = file
+    finish(home, mode, since, pending, files)
 
 
 def _into(df: dd.DataFrame, layout: Layout) -> dd.DataFrame:
@@ -386,7 +345,7 @@ def write_block(
         raise DatasetError(f"partition {shard}: {error}") from None
     in_shard(table, *key, shard)
     file = write_file(store, folder, shard, table, how)
-    row = {**file._asdict(), "schema": schema.serialize().to_pybytes()}
+    row: dict[Any, Any] = {**file._asdict(), "schema": schema.serialize().to_pybytes()}
     return pd.DataFrame({name: pd.Series([row[name]], dtype=ENTRIES[name].dtype) for name in ENTRIES})
 
 
@@ -411,7 +370,7 @@ def how_asked(compression: str | None, row_group_size: int | None, sort_within: 
         size = None if row_group_size is None else integer("row_group_size", row_group_size, 1, 2**31 - 1)
     except ValueError as error:
         raise DatasetError(str(error)) from None
-    names = () if sort_within is None else tuple(labels(sort_within))
+    names: Any = () if sort_within is None else tuple(labels(sort_within))
     if bad := [name for name in names if not isinstance(name, str)]:
         raise DatasetError(f"sort_within must be a column or a list of columns, got {bad[0]!r}")
     return How(codec, size, names)

@@ -40,7 +40,7 @@ def schema_of(meta: pd.DataFrame) -> tuple[pa.Schema, frozenset[str]]:
     return table.schema, frozenset(open_)
 
 
-def _categories_known(dtype: pd.CategoricalDtype) -> bool:
+def _categories_known(dtype: Any) -> bool:
     return dtype.categories is not None and "__UNKNOWN_CATEGORIES__" not in list(dtype.categories)
 
 
@@ -88,7 +88,7 @@ def _mark(dtype: Any) -> bytes | None:
 def pandas_of(table: pa.Table) -> pd.DataFrame:
     """The frame of a table, each column in the dtype that it came from."""
     plain = [field.name for field in table.schema if PANDAS not in (field.metadata or {})]
-    frame = table.select(plain).to_pandas(ignore_metadata=True, types_mapper=_strings())
+    frame: pd.DataFrame = table.select(plain).to_pandas(ignore_metadata=True, types_mapper=_strings())
     if len(plain) == table.num_columns:
         return frame
     columns = {name: frame[name] for name in plain}

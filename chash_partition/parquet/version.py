@@ -324,6 +324,7 @@ def _match(pattern: re.Pattern[str], fields: dict[str, Any], name: str) -> str:
 
 
 def _list(fields: dict[str, Any], name: str) -> list[Any]:
-    if not isinstance(fields[name], list):
-        raise ValueError(f"{name} must be a list, got {fields[name]!r:.80}")
-    return fields[name]
+    entries = fields[name]
+    if not isinstance(entries, list):
+        raise ValueError(f"{name} must be a list, got {entries!r:.80}")
+    return entries
