@@ -17,6 +17,7 @@ from dask.dataframe.utils import clear_known_categories
 
 from chash_partition._dask import (
     Blockwise,
+    BlockwiseIO,
     Expr,
     PartitionsFiltered,
     Projection,
@@ -39,6 +40,7 @@ from chash_partition.parquet.frames import pandas_of, schema_of, table_of
 from chash_partition.parquet.home import Home
 from chash_partition.parquet.store import DatasetError, Store
 from chash_partition.parquet.tables import (
+    CATEGORIES,
     How,
     conform,
     in_shard,
@@ -144,7 +146,7 @@ class Source:
         )
 
 
-class ReadShards(Ours, PartitionsFiltered, Blockwise):
+class ReadShards(Ours, PartitionsFiltered, BlockwiseIO):
     """Partition i is shard i of a version."""
 
     _parameters = ["source", "wanted", "_partitions"]
@@ -152,9 +154,6 @@ class ReadShards(Ours, PartitionsFiltered, Blockwise):
 
     def __str__(self) -> str:
         return f"ReadShards({self.source.home.store.url!r}, version={self.source.version.number})"
-
-    def dependencies(self) -> list[Expr]:
-        return []
 
     @functools.cached_property
     def _schema(self) -> pa.Schema:
@@ -164,7 +163,13 @@ class ReadShards(Ours, PartitionsFiltered, Blockwise):
     @functools.cached_property
     def _meta(self) -> pd.DataFrame:
         try:
-            return clear_known_categories(pandas_of(self._schema.empty_table()))
+            meta = pandas_of(self._schema.empty_table())
+            unknown = [
+                field.name
+                for field in self._schema
+                if pa.types.is_dictionary(field.type) and CATEGORIES not in (field.metadata or {})
+            ]
+            return clear_known_categories(meta, [name for name in unknown if _is_category(meta[name])])
         except Exception as error:  # of metadata that pandas cannot make sense of
             raise DatasetError(
                 f"{self.source.home.store.url!r}: pandas has no dtypes for the schema: {error}"
@@ -200,6 +205,10 @@ class ReadShards(Ours, PartitionsFiltered, Blockwise):
         return Task(
             name, read_block, store, files, whole, list(self.wanted), source.expression, source.needed
         )
+
+
+def _is_category(column: pd.Series) -> bool:
+    return isinstance(column.dtype, pd.CategoricalDtype)
 
 
 def read_block(

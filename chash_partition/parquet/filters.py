@@ -106,9 +106,9 @@ def expression_of(filters: Any, schema: pa.Schema) -> tuple[pc.Expression, list[
         If they cannot be asked of this schema, saying why.
     """
     try:
-        expression = filters if isinstance(filters, pc.Expression) else pq.filters_to_expression(filters)
+        expression = filters if isinstance(filters, pc.Expression) else _expression(filters, schema)
         schema.empty_table().filter(expression)
-    except (pa.ArrowException, TypeError, ValueError, KeyError) as error:
+    except (pa.ArrowException, TypeError, ValueError, KeyError, OverflowError) as error:
         raise DatasetError(
             f"filters={filters!r:.200} cannot be asked of the columns {schema.names}: {error}. Give a list "
             f"of (column, operator, value), or a list of such lists, of which any may be true"
@@ -116,6 +116,23 @@ def expression_of(filters: Any, schema: pa.Schema) -> tuple[pc.Expression, list[
     if isinstance(filters, pc.Expression):
         return expression, list(schema.names)
     return expression, sorted({column for clauses in _disjuncts(filters) for column, _, _ in clauses})
+
+
+def _expression(filters: Any, schema: pa.Schema) -> pc.Expression:
+    """With values in the columns' own types where that is exact: pyarrow casts the columns otherwise."""
+
+    def typed(column: str, operator: str, value: Any) -> tuple[str, str, Any]:
+        kind = schema.field(column).type
+        if operator not in ("in", "not in"):
+            scalar = _as(kind, value)
+            return column, operator, value if scalar is None else scalar
+        exact = [_as(kind, one) for one in value]
+        known = [one for one in exact if one is not None]
+        if not known or len(known) < len(exact):
+            return column, operator, list(value)
+        return column, operator, pa.array(known, known[0].type)
+
+    return pq.filters_to_expression([[typed(*clause) for clause in each] for each in _disjuncts(filters)])
 
 
 def _disjuncts(filters: Sequence[Any]) -> list[list[tuple[str, str, Any]]]:

@@ -5,6 +5,7 @@ What pandas needs for that beyond Arrow's types is in the metadata of a field. T
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 from dask.dataframe.utils import pyarrow_strings_enabled
 
 from chash_partition.parquet.store import DatasetError
-from chash_partition.parquet.tables import PANDAS, cast, is_text
+from chash_partition.parquet.tables import CATEGORIES, PANDAS, cast, family
 
 __all__ = ["pandas_of", "schema_of", "table_of"]
 
@@ -30,17 +31,42 @@ def schema_of(meta: pd.DataFrame) -> tuple[pa.Schema, frozenset[str]]:
             )
         if list(meta.columns).count(label) > 1:
             raise DatasetError(f"column {label!r} is there more than once: give each a name of its own")
-    table = table_of(meta)
-    open_ = [
-        name
-        for name in meta.columns
-        if meta[name].dtype == object
-        or (isinstance(meta[name].dtype, pd.CategoricalDtype) and not _categories_known(meta[name].dtype))
-    ]
-    return table.schema, frozenset(open_)
+    open_, fields = [], []
+    for field in table_of(meta).schema:
+        dtype = meta[field.name].dtype
+        if isinstance(dtype, pd.CategoricalDtype) and not _categories_known(dtype):
+            if dtype.ordered:
+                raise DatasetError(
+                    f"column {field.name!r} is an ordered category, and Dask does not know its categories: "
+                    f"df.assign(**{{{field.name!r}: df[{field.name!r}].cat.as_known()}}) makes them known"
+                )
+            field = field.with_type(pa.dictionary(pa.int32(), pa.null()))
+        elif isinstance(dtype, pd.CategoricalDtype) and dtype.ordered:
+            field = field.with_metadata({CATEGORIES: _as_text(dtype.categories)})
+        if pa.types.is_null(field.type) or not _categories_known(dtype):
+            open_.append(field.name)
+        fields.append(field)
+    return pa.schema(fields), frozenset(open_)
+
+
+def _as_text(categories: pd.Index) -> bytes:
+    """Categories as an Arrow stream, in base64."""
+    column = pa.table({"": pa.Array.from_pandas(categories)})
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, column.schema) as stream:
+        stream.write_table(column)
+    return base64.b64encode(out.getvalue())
+
+
+def _from_text(text: bytes) -> pd.Index:
+    table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text))).read_all()
+    categories: pd.Index = pd.Index(table.column(0).to_pandas())
+    return categories
 
 
 def _categories_known(dtype: Any) -> bool:
+    if not isinstance(dtype, pd.CategoricalDtype):
+        return True
     return dtype.categories is not None and "__UNKNOWN_CATEGORIES__" not in list(dtype.categories)
 
 
@@ -89,6 +115,13 @@ def pandas_of(table: pa.Table) -> pd.DataFrame:
     """The frame of a table, each column in the dtype that it came from."""
     plain = [field.name for field in table.schema if PANDAS not in (field.metadata or {})]
     frame: pd.DataFrame = table.select(plain).to_pandas(ignore_metadata=True, types_mapper=_strings())
+    for field in table.schema:
+        if CATEGORIES in (field.metadata or {}):
+            categories = _from_text(field.metadata[CATEGORIES])
+            codes = categories.get_indexer(frame[field.name].cat.categories)
+            if (codes < 0).any():
+                raise DatasetError(f"column {field.name!r} has values that are none of its categories")
+            frame[field.name] = frame[field.name].cat.set_categories(categories, ordered=True)
     if len(plain) == table.num_columns:
         return frame
     columns = {name: frame[name] for name in plain}
@@ -111,4 +144,4 @@ def _strings() -> Callable[[pa.DataType], Any] | None:
     """What Dask makes of strings where pandas makes objects."""
     if PANDAS_3 or not pyarrow_strings_enabled():
         return None
-    return lambda kind: pd.StringDtype("pyarrow") if is_text(kind) else None
+    return lambda kind: pd.StringDtype("pyarrow") if family(kind) == "text" else None

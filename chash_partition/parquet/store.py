@@ -71,13 +71,13 @@ class Store:
 
     @cached_property
     def _there(self) -> tuple[Any, str]:
-        fs, root = fsspec.core.url_to_fs(self.url, **self.options)
-        protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
-        if not isinstance(fs, LocalFileSystem) and not protocols & EXCLUSIVE:
+        protocol = fsspec.utils.get_protocol(self.url)
+        if protocol not in {"file", "local", *EXCLUSIVE}:
             raise DatasetError(
                 f"{self.url!r}: a dataset needs a file system that can create a file only if there is none, "
-                f"and {sorted(protocols)} is not known to: use local disk, memory:// or s3://"
+                f"and {protocol!r} is not known to: use local disk, memory:// or s3://"
             )
+        fs, root = fsspec.core.url_to_fs(self.url, **self.options)
         return fs, root.rstrip("/")
 
     def __reduce__(self) -> tuple[Any, ...]:

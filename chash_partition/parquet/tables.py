@@ -26,6 +26,7 @@ from chash_partition.parquet.version import SHARD, File, shard_folder
 __all__ = ["How", "how_written", "read_file", "write_file"]
 
 ROW_GROUP_SIZE = b"chash.row_group_size"  # in a file's
+CATEGORIES = b"chash.categories"  # in a field's metadata: those of an ordered category, in their order
 PANDAS = b"chash.pandas"  # in a field's metadata: the dtype that pandas is to make of it, if not its own
 
 
@@ -245,20 +246,43 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """The column in another type, if no value changes."""
+    """The column in another type of its family, if no value changes."""
     if pa.types.is_dictionary(kind):
         if pa.types.is_dictionary(column.type):
             chunks = [
                 pa.DictionaryArray.from_arrays(
                     chunk.indices.cast(kind.index_type),
-                    chunk.dictionary.cast(kind.value_type),
+                    cast(pa.chunked_array([chunk.dictionary]), kind.value_type).combine_chunks(),
                     ordered=kind.ordered,
                 )
                 for chunk in column.chunks
             ]
             return pa.chunked_array(chunks, kind)
-        return column.cast(kind.value_type).dictionary_encode().cast(kind)
+        return cast(column, kind.value_type).dictionary_encode().cast(kind)
+    if pa.types.is_dictionary(column.type):
+        return cast(column.cast(column.type.value_type), kind)
+    if family(column.type) != family(kind) and not pa.types.is_null(column.type):
+        raise ValueError("they are of different kinds")
     return column.cast(kind)
+
+
+FAMILIES: list[tuple[str, tuple[Callable[[pa.DataType], bool], ...]]] = [
+    ("number", (pa.types.is_integer, pa.types.is_floating)),
+    ("text", (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)),
+    ("bytes", (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)),
+    ("date", (pa.types.is_date,)),
+    ("time", (pa.types.is_time,)),
+    ("duration", (pa.types.is_duration,)),
+    ("decimal", (pa.types.is_decimal,)),
+    ("nested", (pa.types.is_nested,)),
+]
+
+
+def family(kind: pa.DataType) -> str:
+    """Types of one family hold values that can be equal; each other type is one of its own."""
+    if pa.types.is_timestamp(kind):
+        return f"timestamp {kind.tz or ''}"
+    return next((name for name, tests in FAMILIES if any(test(kind) for test in tests)), str(kind))
 
 
 # --------------------------------------------------------------------------------------------------- schemas
@@ -321,6 +345,12 @@ def evolved(old: pa.Schema, new: pa.Schema) -> pa.Schema:
                 f"column {field.name!r} is {field.type} here and {old.field(field.name).type} in the "
                 f"dataset: cast it first"
             )
+    for field in new:
+        if field.name in old.names and _categories(field) != _categories(old.field(field.name)):
+            raise DatasetError(
+                f"column {field.name!r} is an ordered category of other categories in the dataset: give it "
+                f"those"
+            )
     kept = [field if field.name in new.names else nullable(field) for field in old]
     fields = [*kept, *(nullable(field) for field in new if field.name not in old.names)]
     for i, field in enumerate(fields):
@@ -331,6 +361,10 @@ def evolved(old: pa.Schema, new: pa.Schema) -> pa.Schema:
     return pa.schema(fields, old.metadata)
 
 
+def _categories(field: pa.Field) -> bytes | None:
+    return (field.metadata or {}).get(CATEGORIES)
+
+
 def _fits(kind: pa.DataType, into: pa.DataType) -> bool:
     """Whether each value of a type is one of the other."""
     if kind == into or pa.types.is_null(kind) or pa.types.is_null(into):
@@ -338,16 +372,12 @@ def _fits(kind: pa.DataType, into: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind) or pa.types.is_dictionary(into):
         inside = [k.value_type if pa.types.is_dictionary(k) else k for k in (kind, into)]
         return _fits(*inside)
-    if is_text(kind) and is_text(into):
+    if family(kind) == family(into) in ("text", "bytes"):
         return True
-    for family in (pa.types.is_signed_integer, pa.types.is_unsigned_integer, pa.types.is_floating):
-        if family(kind) and family(into):
+    for alike in (pa.types.is_signed_integer, pa.types.is_unsigned_integer, pa.types.is_floating):
+        if alike(kind) and alike(into):
             return bool(kind.bit_width <= into.bit_width)
     return False
-
-
-def is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def united(schemas: Sequence[pa.Schema]) -> pa.Schema:
