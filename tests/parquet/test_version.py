@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import resource
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,9 +114,20 @@ def test_every_field_is_needed() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 100_000, '{"format":' * 50_000, "9" * 100_000, '{"format": 1e999}', '{"format": 1, "version": ' + "9" * 5000 + "}",
-     b"\xff\xfe", "", "null", "[]", "\ud800".encode("utf-8", "surrogatepass"), '{"format": NaN}'],
-)  # fmt: skip
+    [
+        "[" * 100_000,
+        '{"format":' * 50_000,
+        "9" * 100_000,
+        '{"format": 1e999}',
+        '{"format": NaN}',
+        '{"format": 1, "version": ' + "9" * 5000 + "}",
+        b"\xff\xfe",
+        b"\xed\xa0\x80",
+        "",
+        "null",
+        "[]",
+    ],
+)
 def test_text_of_other_kinds_is_refused(text: Any) -> None:
     with pytest.raises(DatasetError):
         Version.from_json(text)
@@ -148,8 +160,8 @@ def test_a_file_by_another_number_is_refused(tmp_path: Path) -> None:
 
 ODD: list[Any] = [
     None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, 10**30, 0.5, 1e308, float("inf"), float("nan"), "", "0",
-    "..", "/", "../../etc/passwd", "s3://a/b", "data", "x" * 5000, "\x00", "\ud800", "1/0", "1" * 400, [], {}, [[]], [None],
-    {"a": 1}, ["a", "1"], [["a", "1e999999999"]], "AAAA", "/////w==",
+    "..", "/", "../../etc/passwd", "s3://a/b", "data", "x" * 5000, "\x00", "\ud800", "1/0", "1" * 400, [], {},
+    [[]], [None], {"a": 1}, ["a", "1"], [["a", "1e999999999"]], "AAAA", "/////w==",
 ]  # fmt: skip
 
 
@@ -251,16 +263,13 @@ def test_fuzzed_datasets_are_read_or_refused(tmp_path: Path) -> None:
     chance = random.Random(7)
     for _ in range(150):
         (tmp_path / name_of(0)).write_bytes(mutated(text, chance))
-        try:
+        with suppress(DatasetError):
             there = ShardedDataset(tmp_path)
             read_parquet(tmp_path)
             there.files()
             there.read_shard(0)
-            there.lookup(3)
-        except (DatasetError, TypeError) as error:
-            assert isinstance(error, DatasetError) or "look up a value" in str(error)
-        except ValueError as error:  # a key of another number of columns
-            assert "a key is" in str(error)
+            if there.layout.on == ("k",) and there.schema.field("k").type == "int64":
+                there.lookup(3)
 
 
 @given(st.text() | st.binary())
