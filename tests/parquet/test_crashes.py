@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing import forkserver
 from pathlib import Path
@@ -30,14 +29,14 @@ STORAGE = ("", "objects://")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Any]:
+def server() -> Any:
     """Forks processes that have everything imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["crashing"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server does not get it otherwise
         forkserver.ensure_running()
-    yield context
+    return context
 
 
 def killed(server: Any, operation: str, path: str, fatal: int, report: Path) -> int | None:
