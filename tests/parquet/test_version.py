@@ -6,6 +6,7 @@ import json
 import random
 import resource
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -197,12 +198,12 @@ def mutated(text: str, chance: random.Random) -> bytes:
             if what < 0.15:
                 del parent[key]
             elif what < 0.3 and isinstance(parent, list):
-                parent.insert(key, child)
+                parent.insert(key, deepcopy(child))
             elif isinstance(child, str) and what < 0.6 and child:
                 at = chance.randrange(len(child))
                 parent[key] = child[:at] + chance.choice(["", "A", "/", "9", ".", "ü"]) + child[at + 1 :]
             else:
-                parent[key] = chance.choice(ODD)
+                parent[key] = deepcopy(chance.choice(ODD))
             break
     return json.dumps(fields).encode()
 
