@@ -541,14 +541,14 @@ class ShardedDataset:
 
         while True:
             now = self.refresh()._now
-            log = [
-                (int(name[-25:-5]), when)
-                for name, _, when in self._home.store.list(FOLDER)
-                if TEMPORARY not in name
-            ]
-            superseded = [number for (number, _), (_, when) in itertools.pairwise(sorted(log)) if old(when)]
-            kept = [number for number, _ in log if number not in set(superseded)]
-            live = {file for number in kept for file in self._home.log.read(number).located}
+            log = self._home.log.times()
+            superseded = {
+                number for (number, _), (_, when) in itertools.pairwise(sorted(log.items())) if old(when)
+            }
+            try:
+                live = {file for n in log.keys() - superseded for file in self._home.log.read(n).located}
+            except FileNotFoundError:  # another vacuum is at work
+                continue
             found = tuple(
                 (place, path)
                 for place, store in places.items()
@@ -566,9 +566,10 @@ class ShardedDataset:
         for name, _, when in self._home.store.list(FOLDER):
             if TEMPORARY in name and old(when):
                 self._home.store.delete(name)
-        for number in sorted(superseded):
-            if number <= now.number - KEPT_VERSIONS:
-                self._home.store.delete(name_of(number))
+        for number in log:  # the oldest first, and no gap
+            if number not in superseded or number > now.number - KEPT_VERSIONS:
+                break
+            self._home.store.delete(name_of(number))
         return [places[place].full(path) for place, path in found]
 
 

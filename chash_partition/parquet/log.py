@@ -14,6 +14,7 @@ import re
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from chash_partition.parquet.store import DatasetError, Store
 from chash_partition.parquet.version import MAX_BYTES, Version
@@ -42,10 +43,14 @@ class Log:
 
     store: Store
 
+    def times(self) -> dict[int, datetime]:
+        """Those that are there, ascending, with the times when they were made."""
+        found = ((NAME.fullmatch(name), when) for name, _, when in self.store.list(FOLDER))
+        return dict(sorted((int(match[1]), when) for match, when in found if match))
+
     def numbers(self) -> list[int]:
         """Those that are there, ascending."""
-        found = (NAME.fullmatch(name) for name, _, _ in self.store.list(FOLDER))
-        return sorted(int(match[1]) for match in found if match)
+        return list(self.times())
 
     def read(self, number: int) -> Version:
         """One version.

@@ -67,7 +67,8 @@ class Store:
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", os.fspath(self.url))
         object.__setattr__(self, "options", dict(self.options))
-        _ = self._there
+        if self.local:  # also where a task runs in another folder
+            object.__setattr__(self, "url", self._there[1])
 
     @cached_property
     def _there(self) -> tuple[Any, str]:
