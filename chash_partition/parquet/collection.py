@@ -112,6 +112,8 @@ def read_parquet(
     if isinstance(columns, str) or (columns is not None and not all(isinstance(c, str) for c in columns)):
         raise DatasetError(f"columns must be a list of column names, got {columns!r:.200}")
     wanted = list(schema.names if columns is None else columns)
+    if not wanted:
+        raise DatasetError(f"columns names none: the dataset has {schema.names}")
     if missing := [name for name in wanted if name not in schema.names]:
         raise DatasetError(f"column {missing[0]!r} is not in the dataset, which has {schema.names}")
     if twice := [name for name in wanted if wanted.count(name) > 1]:
@@ -190,7 +192,7 @@ class ReadShards(Ours, PartitionsFiltered, BlockwiseIO):
         if not isinstance(parent, Projection):
             return None
         wanted = set(labels(determine_column_projection(self, parent, dependents)))
-        columns = [column for column in self.wanted if column in wanted]
+        columns = [column for column in self.wanted if column in wanted] or self.wanted[:1]
         if len(columns) == len(self.wanted):
             return None
         return self.substitute_parameters({"wanted": columns})[parent.operand("columns")]

@@ -81,9 +81,9 @@ def how_written(store: Store, file: File) -> How:
 
 def write_file(store: Store, folder: str, shard: int, table: pa.Table, how: How) -> File:
     """Write rows of a shard, sorted, to a new file, which no version names yet."""
-    table = sorted_by(table, how.sorting)
     options: dict[str, Any] = {}
     if how.sorting:
+        table = table.take(order_of(table, how.sorting))
         order = [(name, "ascending") for name in how.sorting]
         options["sorting_columns"] = pq.SortingColumn.from_ordering(table.schema, order, "at_end")
     if how.row_group_size is not None:
@@ -197,14 +197,12 @@ def _read(
     return (table if expression is None else table.filter(expression)).select(list(columns))
 
 
-def sorted_by(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """The rows in ascending order of some columns, nulls last; equal ones as they were."""
-    if not names or table.num_rows < 2:
-        return table
+def order_of(table: pa.Table, names: Sequence[str]) -> pa.Array:
+    """Where each row comes from in ascending order of some columns, nulls last; equal ones as they are."""
     keys = [table.column(name) for name in names]
     keys = [key.cast(key.type.value_type) if pa.types.is_dictionary(key.type) else key for key in keys]
     by = pa.table(keys, names=list(map(str, range(len(keys)))))
-    return table.take(pc.sort_indices(by, sort_keys=[(name, "ascending") for name in by.column_names]))
+    return pc.sort_indices(by, sort_keys=[(name, "ascending") for name in by.column_names])
 
 
 def _pruned(source: Any, expression: pc.Expression) -> tuple[pq.ParquetFile, list[int]]:

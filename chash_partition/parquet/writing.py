@@ -13,7 +13,15 @@ import pyarrow as pa
 from chash_partition.layout import Layout
 from chash_partition.parquet.home import Home, appended, replaced
 from chash_partition.parquet.store import DatasetError
-from chash_partition.parquet.tables import How, checked_schema, conform, evolved, nullable, write_file
+from chash_partition.parquet.tables import (
+    How,
+    checked_schema,
+    conform,
+    evolved,
+    nullable,
+    order_of,
+    write_file,
+)
 from chash_partition.parquet.version import DATA, PATH, File, Version
 
 __all__ = ["Mode", "begin", "finish", "write_table"]
@@ -53,6 +61,12 @@ def begin(
     for name in how.sorting:
         if name not in schema.names:
             raise DatasetError(f"sort_within column {name!r} is not among the columns {schema.names}")
+        try:
+            order_of(schema.empty_table(), [name])
+        except (pa.ArrowException, NotImplementedError):
+            raise DatasetError(
+                f"sort_within column {name!r} of type {schema.field(name).type} has no order"
+            ) from None
     pending = Version(
         number=0,
         commit=uuid4().hex,

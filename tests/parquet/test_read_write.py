@@ -130,6 +130,29 @@ def test_only_the_columns_wanted_are_read(
         _ = without.chash
 
 
+def test_no_column_has_rows_too(local: None, tmp_path: Path) -> None:
+    placed().chash.to_parquet(tmp_path / "x")
+    back = read_parquet(tmp_path / "x")
+    assert len(back) == len(back[[]].compute()) == len(FRAME)
+    assert len(read_parquet(tmp_path / "x", filters=[("x", ">", 0)])) == (FRAME.x > 0).sum()
+    with pytest.raises(DatasetError, match="columns names none"):
+        read_parquet(tmp_path / "x", columns=[])
+
+
+def test_sorted_within_columns_of_any_name_and_kind(local: None, tmp_path: Path) -> None:
+    frame = FRAME.assign(**{"a.b": FRAME.x, "c": FRAME.text.astype("category")})
+    placed(frame).chash.to_parquet(tmp_path / "x", sort_within=["c", "a.b"])
+    placed(frame).chash.to_parquet(tmp_path / "x", mode="append", sort_within=["c", "a.b"])
+    dataset = ShardedDataset(tmp_path / "x")
+    dataset.compact()
+    for shard in range(P):
+        pairs = dataset.read_shard(shard).select(["c", "a.b"]).to_pylist()
+        assert pairs == sorted(pairs, key=lambda pair: (pair["c"], pair["a.b"]))
+    lists = frame.assign(l=pd.Series([[1]] * len(frame), dtype=pd.ArrowDtype(pa.list_(pa.int64()))))
+    with pytest.raises(DatasetError, match=r"'l' of type list<.* has no order"):
+        placed(lists).chash.to_parquet(tmp_path / "y", sort_within="l")
+
+
 def test_what_was_read_is_a_value(local: None, tmp_path: Path) -> None:
     placed().chash.to_parquet(tmp_path / "x")
     back = read_parquet(tmp_path / "x", filters=[("k", "==", 3)])

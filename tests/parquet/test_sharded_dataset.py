@@ -172,9 +172,8 @@ def test_an_append_lands_on_what_was_compacted(
     assert_sound(dataset, rows(0, 80))
 
 
-def test_rewrites_at_once_fail_and_leave_nothing(
-    place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rewrites_at_once_fail_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place: dict[str, Any] = {"path": tmp_path}
     write(table=rows(0, 20), **place)
     write(table=rows(20, 40), mode="append", **place)
     other = ShardedDataset(**place)
