@@ -116,7 +116,7 @@ PANDAS: dict[str, Callable[[], Any]] = {
         [None, TIMES[0]] * (N // 2), dtype=pd.ArrowDtype(pa.timestamp("us", "UTC"))
     ),
     "datetime-ns": lambda: pd.to_datetime(["2020-01-01 00:00:00.000000001", None] * (N // 2)).as_unit("ns"),
-    "datetime-s": lambda: pd.to_datetime(["1500-01-01", None] * (N // 2)).as_unit("s"),
+    "datetime-s": lambda: np.array(["1500-01-01", "NaT"] * (N // 2), dtype="datetime64[s]"),
     "datetime-tz": lambda: (
         pd.to_datetime(["2020-01-01", None] * (N // 2)).as_unit("us").tz_localize("Europe/Oslo")
     ),
