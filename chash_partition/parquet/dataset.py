@@ -384,9 +384,7 @@ class ShardedDataset:
 
         def change(latest: Version | None) -> Version:
             latest = _there(latest)
-            if not (
-                old <= set(latest.files) and latest.same_shards(now) and latest.node_local == now.node_local
-            ):
+            if not (old <= set(latest.files) and latest.takes(new.values(), now)):
                 raise ConflictError(
                     f"version {latest.number} ({latest.operation}) has replaced files that were being "
                     f"compacted: nothing was committed; compact again"

@@ -107,7 +107,7 @@ def appended(files: Iterable[File], schema: pa.Schema, written: Version) -> Chan
     def change(latest: Version | None) -> Version:
         if latest is None:
             return replace(written, schema=schema).with_files(files)
-        if not latest.same_shards(written):
+        if not latest.takes(files, written):
             raise ConflictError(
                 f"rows were to be appended to {written.layout!r} and the dataset has {latest.layout!r} by "
                 f"now: nothing was committed; append again"

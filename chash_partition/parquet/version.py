@@ -147,6 +147,13 @@ class Version:
             and self.folder == other.folder
         )
 
+    def takes(self, files: Iterable[File], other: Version) -> bool:
+        """Whether files that were written for the other version are files of this one, where they are."""
+        return self.same_shards(other) and all(
+            file.shard < self.layout.npartitions and self.place_of(file) == other.place_of(file)
+            for file in files
+        )
+
     def same_content(self, other: Version) -> bool:
         """Whether nothing but the number differs, and what `vacuum` has removed."""
         return (

@@ -357,6 +357,22 @@ def test_rebalance_copies_what_came_meanwhile(tmp_path: Path, monkeypatch: pytes
     assert_sound(dataset, rows(0, 150))
 
 
+def test_what_moved_meanwhile_is_not_written_to_the_old_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots = node_local(tmp_path, "a", "b", "c")
+    write(tmp_path / "x", rows(0, 100), roots=roots)
+    dataset = write(tmp_path / "x", rows(100, 150), "append", roots=roots)
+    others = ShardedDataset(tmp_path / "x", roots=roots)
+    for then, nodes in (
+        (dataset.compact, ["c"]),
+        (lambda: write(tmp_path / "x", rows(150, 200), "append", roots=roots), ["a", "b"]),
+    ):
+        with pytest.raises(ConflictError, match="nothing was committed"), monkeypatch.context() as patch:
+            at_once(patch, partial(others.rebalance, nodes), then)
+        assert_sound(dataset.refresh(), rows(0, 150))
+
+
 def test_rebalance_finishes_what_a_crash_left(tmp_path: Path) -> None:
     roots = node_local(tmp_path, "a", "b", "c")
     dataset = write(tmp_path / "shared", rows(0, 100), roots=roots)
