@@ -17,6 +17,7 @@ with (Path(__file__).parent / "chash-partition.yaml").open() as _file:
 from chash_partition.dataframe import chash_repartition, explain
 from chash_partition.hashing import hash_keys
 from chash_partition.layout import Layout
+from chash_partition.parquet import ShardedDataset, read_parquet
 from chash_partition.planner import Move, RebalancePlan, plan_rebalance
 from chash_partition.ring import HashRing
 from chash_partition.simulation import simulate
@@ -26,10 +27,12 @@ __all__ = [
     "Layout",
     "Move",
     "RebalancePlan",
+    "ShardedDataset",
     "chash_repartition",
     "explain",
     "hash_keys",
     "plan_rebalance",
+    "read_parquet",
     "simulate",
 ]
 __version__ = "0.1.0"

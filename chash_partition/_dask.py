@@ -48,7 +48,7 @@ try:
     from dask.dataframe.dask_expr._repartition import Repartition
     from dask.dataframe.dask_expr._shuffle import RearrangeByColumn, SetIndex, SetPartition, SortValues
     from dask.dataframe.dask_expr._shuffle import ShuffleBase as Shuffle
-    from dask.dataframe.dask_expr.io.io import FromGraph
+    from dask.dataframe.dask_expr.io.io import BlockwiseIO, FromGraph
     from dask.dataframe.multi import merge_chunk
     from distributed.active_memory_manager import (
         ActiveMemoryManagerExtension,
@@ -87,6 +87,7 @@ __all__ = [
     "AsType",
     "Assign",
     "Blockwise",
+    "BlockwiseIO",
     "BlockwiseMerge",
     "Concat",
     "DataFrame",

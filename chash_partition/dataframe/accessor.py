@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import dask.dataframe as dd
@@ -576,6 +577,73 @@ class ChashAccessor:
         return one.map_partitions(
             _rows_of, list(facts.on), key, facts.layout.seed, meta=self._df._meta
         ).compute()
+
+    def to_parquet(
+        self,
+        path: str | os.PathLike[str],
+        mode: Literal["error", "append", "overwrite"] = "error",
+        compression: str | None = "snappy",
+        row_group_size: int | None = None,
+        sort_within: str | list[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        roots: Mapping[Any, str] | None = None,
+    ) -> None:
+        """Write the frame as a dataset of Parquet shards: partition i becomes shard i.
+
+        Each partition is written by a task of its own; then this process commits all of them at once.
+        Straight after `chash_repartition` rows are repartitioned and written in one pass. If it fails or is
+        killed, the dataset is as it was before.
+
+        Parameters
+        ----------
+        path : str or path
+            A local folder, or a URL of ``file://``, ``memory://`` or ``s3://``.
+        mode : {"error", "append", "overwrite"}
+            If there is a dataset already. Appended rows go into its shards (the frame is shuffled if its own
+            partitions are others); new columns are added, and are null in older rows.
+        compression : str or None
+            "snappy", "zstd", "gzip", "brotli", "lz4" or None.
+        row_group_size : int, optional
+            Rows of a row group, at most. With `sort_within`, a small one (say 10,000) makes lookups fast.
+        sort_within : str or list of str, optional
+            Columns by which the rows of each file are sorted.
+        storage_options : mapping, optional
+            For fsspec.
+        roots : mapping of node to str, optional
+            For node-local storage, as for `ShardedDataset`.
+
+        Raises
+        ------
+        ValueError
+            Before anything is written: if there is a dataset and `mode` is "error"; if a column cannot be in
+            a Parquet file, is called ``chash_shard``, or does not fit the dataset it is appended to; if an
+            argument is out of range. Afterwards, with nothing committed: if another writer was first, or
+            objects of a column turn out to be of several kinds.
+
+        Notes
+        -----
+        A named index, or level of it, is stored as a column, and comes back as one. An index without a name
+        is not stored.
+
+        Examples
+        --------
+        >>> import pandas as pd, dask.dataframe as dd
+        >>> from chash_partition import chash_repartition, read_parquet
+        >>> df = dd.from_pandas(pd.DataFrame({"k": [1, 2, 1], "x": [1, 2, 3]}), npartitions=1)
+        >>> df = df.pipe(chash_repartition, on="k", npartitions=4)
+        >>> df.chash.to_parquet("memory://write-example", sort_within="x")
+        >>> df.chash.to_parquet("memory://write-example", mode="append")
+        >>> len(read_parquet("memory://write-example"))
+        6
+        """
+        from chash_partition.parquet.collection import (  # which needs this module's others
+            how_asked,
+            to_parquet,
+        )
+
+        how = how_asked(compression, row_group_size, sort_within)
+        to_parquet(self._df, self.layout, path, mode, how, storage_options, roots)
 
 
 def _rows_of(block: pd.DataFrame, on: list[Hashable], key: Any, seed: int) -> pd.DataFrame:
