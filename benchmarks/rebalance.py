@@ -72,8 +72,9 @@ def watched(spent: dict[str, list[float]]) -> None:
         def timed(*arguments, **options):
             start = time.perf_counter()
             result = function(*arguments, **options)
-            if name == "run":
-                result = iter(list(result))
+            if name == "run":  # a generator, which the manager sends its answers to
+                suggestions = list(result)
+                result = (suggestion for suggestion in suggestions)
             spent[f"{cls.__name__}.{name}"].append(time.perf_counter() - start)
             return result
 

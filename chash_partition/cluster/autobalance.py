@@ -1,15 +1,15 @@
 """A layout that follows the workers of its cluster, on the scheduler.
 
-One task a layout does all moves: it waits until the workers have stayed the same for a while,
-plans for those that are here from where the partitions are, brings them to their owners, and
-begins anew when something has changed. Everything else only wakes that task, or keeps others
+One task a layout does all moves: it waits until the workers have stayed the same for a while
+(not for workers that retire), plans for those that are here from where the partitions are, brings
+them to their owners, and begins anew when something has changed. Everything else only wakes that task, or keeps others
 from moving what it will move:
 
 =====================  ==========================================================================
 `transition`           a lost partition is computed on the worker that will own it, if that is free
 `LeaveToOwners`        workers that retire wait for the task to take their partitions, rather than
                        send them to the emptiest worker; second copies nobody needs are dropped
-`downscaling`          workers that are sending or receiving partitions are not closed by adaptive
+`valid_workers_...`    workers that are sending or receiving partitions are not closed by adaptive
 =====================  ==========================================================================
 
 What happens when a worker dies:

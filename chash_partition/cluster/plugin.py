@@ -216,7 +216,11 @@ class ChashPlugin(SchedulerPlugin):
             self.log("move-start", entry, keys=len(targets), nbytes=self._nbytes(targets))
             await bring_to_owners(self.scheduler, move, stall, entry.progress)
             halted = move.halted is not None
-            done.extend(move.targets.keys() - move.refused.keys())
+            # One that was being computed and came where it belongs has not been moved.
+            asked = {key for key, _ in move.asked}
+            done.extend(
+                key for key in move.targets if key not in move.refused and (held[key] or key in asked)
+            )
             for (frame, p), reason in move.refused.items():
                 refused[p] = reason
                 # It stays where it was, unless that worker has left.

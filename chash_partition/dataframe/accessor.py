@@ -285,6 +285,9 @@ class ChashAccessor:
     def retire(self, names: str | int | Iterable[str | int], progress: bool = True) -> RebalancePlan:
         """Move all partitions off some workers, to their new owners, then retire those workers.
 
+        While `autobalance` is on, the scheduler moves them as they retire, which comes to the same; it
+        shows no progress.
+
         On a `LocalCluster` or another that starts workers itself, follow with
         ``cluster.sync(cluster.scale_down, names)``, so that it does not count on them any more.
 
@@ -347,7 +350,9 @@ class ChashAccessor:
         Whenever workers join, leave or die, the scheduler waits until they have stayed the same for
         ``chash-partition.autobalance.settle`` (Dask config), plans for those that are there, and moves
         the fewest partitions, of all frames that share the layout together. Workers that are retired,
-        by ``client.retire_workers`` or by adaptive scaling, hand their partitions to the new owners.
+        by ``client.retire_workers`` or by adaptive scaling, hand their partitions to the new owners at
+        once. Nothing is lost whichever worker dies, and when: at every instant each partition is in memory
+        somewhere, or is being computed again because its last holder died.
 
         It goes on until it is stopped, or no frame of the layout is left. A layout has one of it: called
         again, it goes on with the new arguments.

@@ -470,3 +470,23 @@ def test_defaults_and_schema_of_the_configuration():
     wrong = {"chash-partition": {"autobalance": {"settel": "1s"}}}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(wrong, schema)
+
+
+@pytest.mark.parametrize("engine", ["p2p", "tasks"])
+def test_lost_partitions_are_computed_where_they_will_belong(client, engine):
+    pdf = rows()
+    with worker_process(client, "extra") as extra:
+        df = placed(pdf, nodes=["0", "1", "2", "3", "4", "extra"], npartitions=24, engine=engine)
+        df = df.chash.persist()
+        wait(df)
+        with df.chash.autobalance() as follows:
+            settled(follows, *FOUR, "4", "extra")
+            assert len(df.chash.layout.partitions_of("extra")) == 4
+            extra.kill()
+            settled(follows, *FOUR, "4")
+            wait(df)
+            settled(follows, *FOUR, "4")
+            assert follows.status().moves == 0
+            assert [e["partitions"] for _, e in client.get_events("chash") if e["action"] == "lost"][-1] == 4
+            assert_on_owners(client, df)
+            assert_right(df, pdf)
