@@ -156,7 +156,9 @@ class Store:
             with _memory:
                 try:
                     self.fs.pipe_file(self.path(name), _bytes(content), mode="create")
-                except FileExistsError:
+                except OSError as error:
+                    if not _is_taken(error):
+                        raise
                     return False
             return True
         folder = os.path.dirname(self.path(name))
@@ -200,6 +202,13 @@ def _sync(folder: str) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def _is_taken(error: OSError) -> bool:
+    """Whether a file was not created because there is one, or another writer is at it right now."""
+    response = getattr(error.__cause__, "response", None) or {}
+    code = response.get("Error", {}).get("Code")
+    return isinstance(error, FileExistsError) or code in ("PreconditionFailed", "ConditionalRequestConflict")
 
 
 def _bytes(content: Any) -> bytes:

@@ -64,7 +64,7 @@ def at_work(server: Any, place: dict[str, Any], seconds: float, report: Path) ->
 
 @pytest.mark.parametrize("kind", ["local", "s3"])
 def test_processes_at_once(server: Any, kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    at_work(server, place_of(kind, request, tmp_path), 4, tmp_path)
+    at_work(server, place_of(kind, request, tmp_path), 3, tmp_path)
 
 
 @pytest.mark.long

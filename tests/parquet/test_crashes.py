@@ -95,8 +95,8 @@ def assert_clean(folder: Path, dataset: ShardedDataset) -> None:
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_killed_at_some_points(server: Any, tmp_path: Path, storage: str, operation: str) -> None:
-    perform_all = run_to_the_end(server, tmp_path, storage, operation)
-    for fatal in sorted({1, perform_all // 2, perform_all - 3, perform_all - 1, perform_all} - {0, -1, -2}):
+    total = run_to_the_end(server, tmp_path, storage, operation)
+    for fatal in sorted({1, total // 2, total} - {0}):
         assert check(server, tmp_path, storage, operation, fatal)
 
 
