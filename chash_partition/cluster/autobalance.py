@@ -2,8 +2,8 @@
 
 One task a layout does all moves: it waits until the workers have stayed the same for a while
 (not for workers that retire), plans for those that are here from where the partitions are, brings
-them to their owners, and begins anew when something has changed. Everything else only wakes that task, or keeps others
-from moving what it will move:
+them to their owners, and begins anew when something has changed. Everything else only wakes that
+task, or keeps others from moving what it will move:
 
 =====================  ==========================================================================
 `transition`           a lost partition is computed on the worker that will own it, if that is free
