@@ -437,7 +437,6 @@ def test_a_cluster_that_is_restarted():
 
 
 def test_counters_on_the_schedulers_metrics_endpoint():
-    pytest.importorskip("prometheus_client")
     with small_cluster(2) as (_, client):
         df = placed(rows(400), nodes=["0"], npartitions=8).chash.persist()
         wait(df)
@@ -460,7 +459,6 @@ def test_counters_on_the_schedulers_metrics_endpoint():
 
 
 def test_defaults_and_schema_of_the_configuration():
-    jsonschema = pytest.importorskip("jsonschema")
     folder = Path(chash_partition.__file__).parent
     defaults, schema = (
         yaml.safe_load((folder / f"chash-partition{kind}.yaml").read_text()) for kind in ("", "-schema")
