@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import dask.config
+import jsonschema
 import pytest
 import yaml
 from clusters import (
