@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from fractions import Fraction
+from itertools import product
 from math import ceil, floor, inf
 from pathlib import Path
 
@@ -468,6 +469,94 @@ def test_a_layout_that_was_changed_by_hand_is_planned_anew():
     other[0] = "w1" if other[0] != "w1" else "w2"
     plan = plan_rebalance(part.with_assignment(other), ["w0", "w1", "w2"])
     assert len(plan.moves) == plan.lower_bound
+
+
+# Bands, against all placements there are
+
+
+@st.composite
+def few(draw):
+    """Few enough partitions and nodes that all placements can be tried, and terms that may exclude each other."""
+    nodes = draw(st.dictionaries(st.sampled_from("abc"), st.sampled_from([1, 1, 2, 0.5]), min_size=2))
+    total = draw(st.integers(1, 7))
+    names = st.sampled_from("abcd")
+    before = layout(total, "abcd", vnodes=4).with_assignment(
+        draw(st.lists(names, min_size=total, max_size=total))
+    )
+    kept = [p for p in range(total) if before.owner_of(p) in nodes]
+    pinned = draw(st.sets(st.sampled_from(kept))) if kept and draw(st.booleans()) else set()
+    terms = {"tolerance": draw(st.sampled_from([0, 0.2, 0.5])), "pinned": pinned}
+    if draw(st.booleans()):
+        bans = draw(st.dictionaries(names, st.sets(st.integers(0, total - 1)), max_size=3))
+        terms["banned"] = {n: b - pinned for n, b in bans.items() if n in nodes or n in before.nodes}
+    kind = draw(st.sampled_from(["unknown", "equal", "unequal"]))
+    if kind != "unknown":
+        each = st.just(10) if kind == "equal" else st.integers(1, 20)
+        terms["sizes"] = draw(st.lists(each, min_size=total, max_size=total))
+        if draw(st.booleans()):
+            held = sum(terms["sizes"])
+            limits = st.integers(held // 3, held)
+            chosen = st.sampled_from([*nodes, *before.nodes])
+            terms["capacities"] = draw(st.dictionaries(chosen, limits, max_size=2))
+    return before, nodes, terms
+
+
+def placements(before, nodes, terms):
+    """Owners and bytes moved, of all placements that keep pins, bans and capacities."""
+    sizes = terms.get("sizes", [1] * before.npartitions)
+    choices = [
+        [before.owner_of(p)] if p in terms["pinned"]
+        else [n for n in nodes if p not in terms.get("banned", {}).get(n, ())]
+        for p in range(before.npartitions)
+    ]  # fmt: skip
+    for at in product(*choices):
+        held = dict.fromkeys(nodes, 0)
+        for n, size in zip(at, sizes, strict=True):
+            held[n] += size
+        if all(held[n] <= limit for n, limit in terms.get("capacities", {}).items() if n in nodes):
+            yield (
+                held,
+                sum(s for p, (n, s) in enumerate(zip(at, sizes, strict=True)) if before.owner_of(p) != n),
+            )
+
+
+@settings(max_examples=250)
+@given(few(), st.integers(1, 3))
+def test_all_nodes_are_inside_their_bands_if_they_can_be(given_, budget):
+    before, nodes, terms = given_
+    every = list(placements(before, nodes, terms))
+    try:
+        plan = plan_rebalance(before, nodes, **terms)
+    except ValueError as error:
+        assert "partition" in str(error)
+        assert not every or len(set(terms.get("sizes", [1]))) > 1
+        return
+    sizes = terms.get("sizes", [1] * before.npartitions)
+    unit = sizes[0] if len(set(sizes)) == 1 else None
+    weight, t = exact(nodes), Fraction(str(terms["tolerance"]))
+    shares = {n: sum(sizes) * w / sum(weight.values()) for n, w in weight.items()}
+
+    def inside(held):
+        return all(
+            (1 - t) * share <= held[n] <= (1 + t) * share
+            or (unit and floor(share / unit) * unit <= held[n] <= ceil(share / unit) * unit)
+            for n, share in shares.items()
+        )
+
+    after = {name: plan.loads[name].after for name in nodes}
+    cost = plan.nbytes if "sizes" in terms else len(plan.moves)
+    assert (after, cost) in every
+    assert plan.lower_bound <= cost
+    best = min((moved for held, moved in every if inside(held)), default=None)
+    if best is not None:
+        assert inside(after)
+        assert cost == best
+    assert not unit or cost == plan.lower_bound
+    assert inside(after) == ("outside" not in str(plan))
+    # A plan made again on its own result moves nothing, and its parts move nothing twice.
+    assert plan_rebalance(plan.after, nodes, **terms).moves == ()
+    seen = [move for part in follow(before, nodes, **terms, max_moves=budget) for move in part.moves]
+    assert sorted(seen) == list(plan.moves)
 
 
 # A trace, and layouts that were split
