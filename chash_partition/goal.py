@@ -6,7 +6,8 @@ For unequal sizes, `solve` finds a placement and proves how good it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heapify, heapreplace
@@ -24,9 +25,10 @@ from chash_partition.solve import SMALL, Ints, Placed, Problem, attempts, least_
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Terms", "bands", "fewest_bytes", "fewest_moves", "levels", "owners_among", "read_sizes"]
+__all__ = ["Terms", "bands", "fewest_bytes", "fewest_moves", "levels", "owners_among", "read_sizes", "within"]
 
 MAX_BYTES = 2**53
+GAIN = 200  # where nodes cannot be within tolerance, a largest load lower by less than a 200th is none
 Owners = npt.NDArray[np.int32]
 
 
@@ -60,6 +62,11 @@ class Terms:
             return 1
         return self.sizes[0] if min(self.sizes) == max(self.sizes) else None
 
+    @property
+    def counted(self) -> tuple[int, ...] | None:
+        """Sizes, if they count; None if they are not known, or all 0, so that partitions do."""
+        return self.sizes if self.sizes and any(self.sizes) else None
+
     @classmethod
     def read(
         cls,
@@ -73,8 +80,11 @@ class Terms:
         banned: Mapping[Any, Iterable[int]] | None,
         capacities: Mapping[Any, int] | None,
     ) -> Terms:
-        """The terms, checked against the layout and the nodes there will be."""
-        names = {**layout.weights, **weights}
+        """The terms, checked against the layout and the nodes there will be.
+
+        Bans and capacities may name a node that left by a plan on these terms, so that it can be made again.
+        """
+        names = {**layout.weights, **weights, **dict.fromkeys(left_by_plan(layout))}
         last = layout.npartitions - 1
         terms = cls(
             None if sizes is None else read_sizes(sizes, range(layout.npartitions), layout.npartitions),
@@ -132,6 +142,10 @@ class Terms:
             )
         except (TypeError, AttributeError) as error:
             raise ValueError(f"terms in plan JSON cannot be read: {error}") from None
+
+    def naming(self, names: Collection[str]) -> list[str]:
+        """Nodes that bans and capacities name, but for these."""
+        return sorted({name for name, _ in (*self.banned, *self.capacities)} - set(names))
 
     def check(self, layout: Layout, weights: Mapping[str, Fraction]) -> None:
         """Refuse what cannot be, before any work."""
@@ -201,6 +215,21 @@ class Terms:
                 f"partitions of {sum(sizes[p] for p in free):,} bytes do not fit into nodes with room for "
                 f"{sum(room.values()):,}: raise the capacities or add nodes"
             )
+
+
+NOTE = "rest_of_plan"  # in a layout: what the plan leads to that made it, and what of that is left
+
+
+def note_of(layout: Layout) -> dict[str, Any]:
+    """The note of the plan that made this layout; empty if there is none."""
+    note = json.loads(layout.extra).get(NOTE)
+    return note if isinstance(note, dict) else {}
+
+
+def left_by_plan(layout: Layout) -> list[str]:
+    """Nodes that the plan's terms name that made this layout, and that are no more."""
+    left = note_of(layout).get("left", [])
+    return [name for name in left if isinstance(name, str)] if isinstance(left, list) else []
 
 
 def read_tolerance(tolerance: Any) -> Fraction:
@@ -605,9 +634,9 @@ def bands_around_bans(case: Case, pools: Pools, least: Ints, most: Ints) -> tupl
             groups = parts
         elif free[int(over)][bad].all():
             raise ValueError(
-                f"found no node for some of {int((at.sum(axis=0) + least)[bad].sum()):,} partitions: bans allow "
-                f"no others than {some(weight[i][0] for i in np.flatnonzero(bad))}, which have the capacity "
-                f"for {int(most[bad].sum()):,}. Lift a ban, raise a capacity or add nodes"
+                f"found no node for some of {int((at.sum(axis=0) + least)[bad].sum()):,} partitions: bans "
+                f"allow no others than {some(weight[i][0] for i in np.flatnonzero(bad))}, which have "
+                f"the capacity for {int(most[bad].sum()):,}. Lift a ban, raise a capacity or add nodes"
             )
         else:
             free[int(over)] |= bad
@@ -819,6 +848,12 @@ def fewest_bytes(case: Case) -> tuple[Owners, int]:
             target[case.shared] = placed.at
             return target, bound
     placed, bound = lowest(problem, share, most)
+    load = problem.load(problem.home)
+    if (problem.home >= 0).all() and (load <= most).all() and not placed.outside:
+        # Not worth a move: it would be so again and again.
+        now, best = peak(load, share), peak(problem.load(placed.at), share)
+        if now * GAIN < max(best, Fraction(1)) * (GAIN + 1):
+            return target, 0
     if placed.outside:
         load = problem.load(placed.at)
         node = int(np.argmax(load - most))
@@ -832,13 +867,20 @@ def fewest_bytes(case: Case) -> tuple[Owners, int]:
     return target, bound
 
 
+def within(case: Case, target: Owners) -> bool:
+    """Whether a placement by bytes has all nodes within their bands."""
+    problem = problem_of(case)[0]
+    load = problem.load(target[case.shared])
+    return bool((load >= problem.low).all() and (load <= problem.high).all())
+
+
 def bytes_bound(case: Case, target: Owners) -> int:
     """The bound on the bytes of a plan to this placement, as `fewest_bytes` gives it."""
     problem, share, _ = problem_of(case)
     at = target[case.shared]
-    load = problem.load(at)
-    if (load < problem.low).any() or (load > problem.high).any():
-        problem = no_higher(problem, share, peak(load, share), problem.load(at) + 2**53)
+    if not within(case, target):
+        load = problem.load(at)
+        problem = no_higher(problem, share, peak(load, share), load + 2**53)
     return least_bytes(problem, int(problem.size[at != problem.home].sum()))
 
 

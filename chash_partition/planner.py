@@ -23,13 +23,16 @@ import numpy.typing as npt
 
 from chash_partition import report
 from chash_partition.goal import (
+    NOTE,
     Case,
     Terms,
     bytes_bound,
     fewest_bytes,
     fewest_moves,
+    note_of,
     owners_among,
     read_sizes,
+    within,
 )
 from chash_partition.layout import FORMAT, Layout, count, identity, read_object
 from chash_partition.ring import integer, known_node, node_weights
@@ -189,8 +192,10 @@ def plan_rebalance(
     number = {name: i for i, name in enumerate(weights)}
     to_all = np.array([number[name] for name in case.weights], dtype=np.int32)
     owners = np.where(target < 0, owners_among(layout, weights), to_all[target])
+    after = replace(layout, version=layout.version + 1, weights=weights, assignment=owners)
+    done = case.by_bytes and not within(case, target)
     after = replace(
-        layout, version=layout.version + 1, weights=weights, assignment=owners, extra=without_rest(layout)
+        after, extra=extra_with(layout, note_for(after, terms) if done or terms.naming(weights) else None)
     )
     moves = moves_between(layout, after)
     if terms.sizes is not None:
@@ -231,10 +236,11 @@ class RebalancePlan:
     w0    w2           1
     w1    w2           1
     <BLANKLINE>
-    node  weight  share  owned  stay  come  owns
-    w0         1   2.67      4     3     0     3
-    w1         1   2.67      4     3     0     3
-    w2         1   2.67      0     0     2     2
+    node    weight  share  owned  stay  come  owns
+    w0           1   2.67      4     3     0     3
+    w1           1   2.67      4     3     0     3
+    w2     joins 1   2.67      0     0     2     2
+    total            8.00      8     6     2     8
     <BLANKLINE>
     ...
     """
@@ -276,8 +282,8 @@ class RebalancePlan:
         """
         names = sorted({*self.before.nodes, *self.after.nodes})
         held = [self._held(layout, names) for layout in (self.before, self.after)]
-        weights = self._active
-        size = self.terms.sizes or (1,) * self.before.npartitions
+        weights = self.active
+        size = self.terms.counted or (1,) * self.before.npartitions
         stuck = sum(size[p] for p in self.terms.pinned if self.before.owner_of(p) not in weights)
         unit = (sum(size) - stuck) / sum(weights.values(), Fraction(0))
         return {
@@ -286,7 +292,7 @@ class RebalancePlan:
         }
 
     @property
-    def _active(self) -> dict[str, Fraction]:
+    def active(self) -> dict[str, Fraction]:
         """Weights of the nodes that take partitions."""
         return {
             name: weight
@@ -296,10 +302,10 @@ class RebalancePlan:
 
     def _held(self, layout: Layout, names: Sequence[str]) -> list[int]:
         owner = owners_among(layout, names)
-        if self.terms.sizes is None:
+        if self.terms.counted is None:
             return list(map(int, np.bincount(owner, minlength=len(names))))
         held = [0] * len(names)
-        for node, size in zip(owner.tolist(), self.terms.sizes, strict=True):
+        for node, size in zip(owner.tolist(), self.terms.counted, strict=True):
             held[node] += size
         return held
 
@@ -320,14 +326,14 @@ class RebalancePlan:
         return self._imbalance(1)
 
     def _imbalance(self, when: int) -> float:
-        size = self.terms.sizes or (1,) * self.before.npartitions
+        size = self.terms.counted or (1,) * self.before.npartitions
         pins = Counter[str]()
         for p in self.terms.pinned:
             pins[self.before.owner_of(p)] += size[p]
         ratios = []
         for name, load in self.loads.items():
             if load.share:
-                ratios.append(float(load[when] / load.share))
+                ratios.append(as_float(load[when] / load.share))
             elif load[when] > pins[name]:
                 ratios.append(inf)
         return max(ratios, default=1.0)
@@ -370,7 +376,7 @@ class RebalancePlan:
         load = {name: load.before for name, load in self.loads.items()}
         # A partition may make way to a node that takes partitions, and this one.
         barred: dict[str, Collection[int]] = {name: set(banned) for name, banned in self.terms.banned}
-        for name in load.keys() - self._active.keys():
+        for name in load.keys() - self.active.keys():
             barred[name] = range(self.before.npartitions)
         return waves_within(self.moves, concurrency, load, dict(self.terms.capacities), barred)
 
@@ -615,6 +621,14 @@ class RebalancePlan:
         return report.as_html(self)
 
 
+def as_float(x: Fraction) -> float:
+    """The number as a float; inf where that is too large for one, as shares of tiny weights make it."""
+    try:
+        return float(x)
+    except OverflowError:
+        return inf
+
+
 def moves_between(before: Layout, after: Layout) -> tuple[Move, ...]:
     """The moves that turn one layout into another, in partition order, of unknown size."""
     changed = np.flatnonzero(owners_among(before, after.weights) != after.assignment)
@@ -644,7 +658,7 @@ def within_budget(plan: RebalancePlan, max_moves: int | None, max_bytes: int | N
     """
     if max_moves is None and max_bytes is None:
         return plan
-    sizes = plan.terms.sizes or (1,) * plan.before.npartitions
+    sizes = plan.terms.counted or (1,) * plan.before.npartitions
     for move in plan.moves:
         if max_bytes is not None and move.nbytes > max_bytes:
             raise ValueError(
@@ -653,7 +667,7 @@ def within_budget(plan: RebalancePlan, max_moves: int | None, max_bytes: int | N
             )
     capacity = dict(plan.terms.capacities)
     held = {name: load.before for name, load in plan.loads.items()}
-    share = {name: float(load.share) for name, load in plan.loads.items()}
+    share = {name: as_float(load.share) for name, load in plan.loads.items()}
     ordered = by_relief(plan.moves, sizes, held, share, capacity)
     chosen, spent, sound = 0, 0, 0
     for move in ordered[:max_moves]:
@@ -677,19 +691,15 @@ def within_budget(plan: RebalancePlan, max_moves: int | None, max_bytes: int | N
         return plan
     part = plan.restricted_to(move.partition for move in ordered[:sound])
     note = {
-        "to": signature(plan.after.weights, plan.terms, plan.after.assignment),
+        **note_for(plan.after, plan.terms),
         "moves": [[move.partition, move.target] for move in part.rest],
     }
-    extra = json.dumps({**json.loads(part.after.extra), REST: note})
-    return replace(part, after=replace(part.after, extra=extra))
-
-
-REST = "rest_of_plan"
+    return replace(part, after=replace(part.after, extra=extra_with(part.after, note)))
 
 
 def rest_of_plan(case: Case, weights: Mapping[str, Fraction]) -> npt.NDArray[np.int32] | None:
     """Where the plan leads that the layout is a part of, if it is one on these terms, as `fewest_moves`."""
-    note = json.loads(case.layout.extra).get(REST)
+    note = note_of(case.layout)
     number = {name: i for i, name in enumerate(weights)}
     owners = owners_among(case.layout, weights)
     try:
@@ -703,9 +713,23 @@ def rest_of_plan(case: Case, weights: Mapping[str, Fraction]) -> npt.NDArray[np.
     return owners_among(replace(case.layout, weights=weights, assignment=owners), case.weights)
 
 
-def without_rest(layout: Layout) -> str:
-    fields = json.loads(layout.extra)
-    return json.dumps({name: value for name, value in fields.items() if name != REST})
+def note_for(after: Layout, terms: Terms) -> dict[str, Any]:
+    """What the layout at the end of a plan says of it, for the same call on it to find nothing to do.
+
+    That is needed where a plan made anew could find another as good, or terms name nodes that have left.
+    """
+    left = terms.naming(after.weights)
+    return {
+        "to": signature(after.weights, terms, after.assignment),
+        "moves": [],
+        **({"left": left} if left else {}),
+    }
+
+
+def extra_with(layout: Layout, note: dict[str, Any] | None) -> str:
+    """The layout's unknown fields, with this note in place of any other."""
+    fields = {name: value for name, value in json.loads(layout.extra).items() if name != NOTE}
+    return json.dumps(fields if note is None else {**fields, NOTE: note})
 
 
 def signature(weights: Mapping[str, Fraction], terms: Terms, owners: npt.NDArray[np.int32]) -> str:

@@ -532,12 +532,13 @@ w1    w4           3  3.0 MiB
 w2    w4           3  3.0 MiB
 w3    w4           3  3.0 MiB
 
-node  weight  share  owned  stay  come  owns
-w0         1  12.80     16    13     0    13
-w1         1  12.80     16    13     0    13
-w2         1  12.80     16    13     0    13
-w3         1  12.80     16    13     0    13
-w4         1  12.80      0     0    12    12
+node    weight  share  owned  stay  come  owns
+w0           1  12.80     16    13     0    13
+w1           1  12.80     16    13     0    13
+w2           1  12.80     16    13     0    13
+w3           1  12.80     16    13     0    13
+w4     joins 1  12.80      0     0    12    12
+total           64.00     64    52    12    64
 
 Why no fewer: each node must own its share of the 64 partitions rounded down, and 4 of 5 one more.
 It can keep no more than that of what it owned, and the one more goes first to nodes that owned
@@ -550,7 +551,7 @@ more. So at most 52 of 64 can stay, and 12 must move.
 
 def test_print_of_nodes_that_leave():
     text = str(plan_rebalance(layout(60, list("abc"), vnodes=32), ["a", "b"]))
-    assert "c     leaves   0.00     20     0     0     0" in text
+    assert "c      leaves   0.00     20     0     0     0" in text
     assert "Why no fewer: each node must own exactly its share of the 60 partitions." in text
     assert "inf -> 1." in text
 
