@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chash_partition.layout import Layout, count, quotas, ring_of
-from chash_partition.ring import each_node, integer, known_node, node_name, some
+from chash_partition.ring import integer, known_node, node_name, some
 from chash_partition.solve import SMALL, Ints, Placed, Problem, attempts, least_bytes, place, solve
 
 if TYPE_CHECKING:
@@ -89,21 +89,31 @@ class Terms:
         terms = cls(
             None if sizes is None else read_sizes(sizes, range(layout.npartitions), layout.npartitions),
             read_tolerance(tolerance),
-            tuple(sorted({integer("pinned partition", p, 0, last) for p in pinned})),
-            tuple(sorted({known_node(name, weights) for name in each_node(draining)})),
+            tuple(sorted({integer("pinned partition", p, 0, last) for p in several("pinned", pinned)})),
+            tuple(sorted({known_node(name, weights) for name in several("draining", draining, "names")})),
             tuple(
                 sorted(
                     (
                         known_node(name, names),
-                        tuple(sorted({integer("banned partition", p, 0, last) for p in partitions})),
+                        tuple(
+                            sorted(
+                                {
+                                    integer("banned partition", p, 0, last)
+                                    for p in several(f"banned of node {node_name(name)!r}", partitions)
+                                }
+                            )
+                        ),
                     )
-                    for name, partitions in (banned or {}).items()
+                    for name, partitions in mapping("banned", banned).items()
                 )
             ),
             tuple(
                 sorted(
-                    (known_node(name, names), integer(f"capacity of node {node_name(name)!r}", limit, 0))
-                    for name, limit in (capacities or {}).items()
+                    (
+                        known_node(name, names),
+                        integer(f"capacity of node {node_name(name)!r}", as_whole(limit), 0),
+                    )
+                    for name, limit in mapping("capacities", capacities).items()
                 )
             ),
         )
@@ -248,8 +258,20 @@ def read_sizes(
     sizes: Sequence[int] | Mapping[int, int] | pd.Series[Any], partitions: Iterable[int], npartitions: int
 ) -> tuple[int, ...]:
     """The sizes of these partitions, given as a sequence of all or as a mapping or Series by partition."""
-    lookup: Any = sizes.to_dict() if hasattr(sizes, "to_dict") else sizes
-    if not isinstance(lookup, Mapping):
+    lookup: Any = sizes
+    if hasattr(sizes, "to_dict"):
+        lookup = sizes.to_dict()
+        if len(lookup) != len(sizes):
+            raise ValueError("sizes has a partition twice in its index: give each one size")
+    if isinstance(lookup, Mapping):
+        for p in lookup:
+            integer("partition in sizes", as_whole(p), 0, npartitions - 1)
+    else:
+        if not isinstance(lookup, (Sequence, np.ndarray)) or isinstance(lookup, (str, bytes)):
+            raise ValueError(
+                f"sizes must be a list of one for each partition, or a mapping or Series by partition, got "
+                f"{type(lookup).__name__}"
+            )
         if len(lookup) != npartitions:
             raise ValueError(f"needs a size for each of {npartitions} partitions, got {len(lookup)}")
         lookup = lookup.tolist() if isinstance(lookup, np.ndarray) else lookup
@@ -257,11 +279,30 @@ def read_sizes(
     for p in partitions:
         if isinstance(lookup, Mapping) and p not in lookup:
             raise ValueError(f"partition {p} has no size")
-        size = lookup[p]
-        if isinstance(size, (float, np.floating)) and size.is_integer():  # as a Series with a gap holds them
-            size = int(size)
-        read.append(integer(f"size of partition {p}", size, 0))
+        read.append(integer(f"size of partition {p}", as_whole(lookup[p]), 0))
     return tuple(read)
+
+
+def as_whole(number: Any) -> Any:
+    """A float that is an integer as an int, as a Series with a gap and 1e9 are; all else as it is."""
+    if isinstance(number, (float, np.floating)) and number.is_integer():
+        return int(number)
+    return number
+
+
+def several(what: str, given: Any, of: str = "partitions") -> Iterable[Any]:
+    """What was given, if it is several and not the letters of one."""
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise ValueError(f"{what} must be a list of {of}, got {given!r}")
+    return given
+
+
+def mapping(what: str, given: Any) -> Mapping[Any, Any]:
+    """What was given by node; empty if None."""
+    given = {} if given is None else given.to_dict() if hasattr(given, "to_dict") else given
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{what} must be a mapping by node, as {{'w1': ...}}, got {given!r}")
+    return given
 
 
 def owners_among(layout: Layout, names: Iterable[str]) -> Owners:

@@ -16,6 +16,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import chain
 from math import inf
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -340,7 +341,7 @@ class RebalancePlan:
 
     # In which order
 
-    def waves(self, concurrency: int) -> tuple[tuple[Move, ...], ...]:
+    def waves(self, concurrency: int = 1) -> tuple[tuple[Move, ...], ...]:
         """The moves in the fewest waves in which no node sends or receives more than so many at once.
 
         Parameters
@@ -406,11 +407,11 @@ class RebalancePlan:
         >>> plan.with_sizes([2**20] * 64).estimate(bandwidth=2**20)
         Estimate(seconds=16.0, lower_bound=16.0)
         """
-        if isinstance(bandwidth, bool) or not isinstance(bandwidth, (int, float)) or not 0 < bandwidth < inf:
+        if isinstance(bandwidth, bool) or not isinstance(bandwidth, Real) or not 0 < bandwidth < inf:
             raise ValueError(f"bandwidth must be a number of bytes a second above 0, got {bandwidth!r}")
         if self.moves and not self.nbytes:
             raise ValueError("the sizes of the partitions are not known: use plan.with_sizes(sizes)")
-        return estimate(self.waves(concurrency), self.moves, bandwidth)
+        return estimate(self.waves(concurrency), self.moves, float(bandwidth))
 
     # Other plans from this one
 
@@ -424,7 +425,8 @@ class RebalancePlan:
         Raises
         ------
         ValueError
-            If a moving partition has no size, or one that is not an integer of at least 0.
+            If a moving partition has no size, or one that is not an integer of at least 0; if the plan was
+            made with other sizes.
 
         Examples
         --------
@@ -432,10 +434,20 @@ class RebalancePlan:
         >>> plan.with_sizes([100, 200, 300, 400]).nbytes
         600
         """
-        moving = [move.partition for move in self.moves]
-        read = read_sizes(sizes, moving, self.before.npartitions)
-        moves = (move._replace(nbytes=nbytes) for move, nbytes in zip(self.moves, read, strict=True))
-        return replace(self, moves=tuple(moves))
+        moving = [move.partition for move in (*self.moves, *self.rest)]
+        size = dict(zip(moving, read_sizes(sizes, moving, self.before.npartitions), strict=True))
+        if self.terms.sizes is not None:
+            for p, nbytes in size.items():
+                if nbytes != self.terms.sizes[p]:
+                    raise ValueError(
+                        f"this plan was made with sizes, of which partition {p} has "
+                        f"{self.terms.sizes[p]:,} and not {nbytes:,}: make a new plan with the new sizes"
+                    )
+        moves, rest = (
+            tuple(move._replace(nbytes=size[move.partition]) for move in listed)
+            for listed in (self.moves, self.rest)
+        )
+        return replace(self, moves=moves, rest=rest)
 
     def restricted_to(self, partitions: Iterable[int]) -> RebalancePlan:
         """The plan of which only these partitions move: all others stay where they are.
@@ -494,7 +506,7 @@ class RebalancePlan:
                 "partition": np.array(partition, dtype=np.int64),
                 "source": pd.Series(source, dtype=str),
                 "target": pd.Series(target, dtype=str),
-                "nbytes": np.array(nbytes, dtype=np.int64),
+                "nbytes": np.array(nbytes, dtype=np.int64 if max(nbytes, default=0) < 2**63 else object),
             }
         )
 
@@ -572,17 +584,22 @@ class RebalancePlan:
             raise ValueError("the moves in plan JSON do not turn its layout before into its layout after")
         rest = read_moves(fields.get("rest", []), "rest")
         for p, source, _, _ in rest:
-            if not 0 <= p < after.npartitions or after.owner_of(p) != source:
+            if p >= after.npartitions or after.owner_of(p) != source:
                 raise ValueError("the rest in plan JSON does not start from its layout after")
-        return cls(
+        leaving = fields.get("leaving", [])
+        if not isinstance(leaving, list):
+            raise ValueError(f"leaving in plan JSON must be a list of names, got {leaving!r}")
+        plan = cls(
             before,
             after,
             listed,
             integer("lower_bound in plan JSON", fields["lower_bound"], 0),
             Terms.from_fields(fields.get("terms", {}), before, after.weights),
             rest,
-            tuple(known_node(name, after.weights) for name in fields.get("leaving", ())),
+            tuple(known_node(name, after.weights) for name in leaving),
         )
+        check_moves(plan)
+        return plan
 
     # For people
 
@@ -739,7 +756,10 @@ def signature(weights: Mapping[str, Fraction], terms: Terms, owners: npt.NDArray
 
 def read_moves(listed: Any, what: str) -> tuple[Move, ...]:
     try:
-        moves = tuple(Move(p, source, target, int(nbytes)) for p, source, target, nbytes in listed)
+        moves = tuple(
+            Move(integer("", p, 0), str(source), str(target), int(str(nbytes)))
+            for p, source, target, nbytes in listed
+        )
     except (TypeError, ValueError):
         raise ValueError(
             f"{what} in plan JSON must be a list of [partition, source, target, nbytes]"
@@ -747,3 +767,32 @@ def read_moves(listed: Any, what: str) -> tuple[Move, ...]:
     if min((move.nbytes for move in moves), default=0) < 0:
         raise ValueError("nbytes in plan JSON must not be negative")
     return moves
+
+
+def check_moves(plan: RebalancePlan) -> None:
+    """Refuse a plan, read from JSON, that is not what its terms ask or whose bound is not one."""
+    terms, takes = plan.terms, plan.active
+    if plan.lower_bound > plan.cost:
+        raise ValueError(
+            f"lower_bound in plan JSON is {plan.lower_bound}, and the plan moves {plan.cost}: it is no bound"
+        )
+    moves, pinned = (*plan.moves, *plan.rest), set(terms.pinned)
+    banned = {name: set(partitions) for name, partitions in terms.banned}
+    seen = set[int]()
+    for p, source, target, nbytes in moves:
+        wrong = (
+            "it moves twice" if p in seen
+            else "it is pinned" if p in pinned
+            else f"node {target!r} takes none" if target not in takes or target == source
+            else f"it is banned from node {target!r}" if p in banned.get(target, ())
+            else f"its size is {terms.sizes[p]}" if terms.sizes is not None and nbytes != terms.sizes[p]
+            else ""
+        )  # fmt: skip
+        if wrong:
+            raise ValueError(
+                f"plan JSON moves partition {p} from {source!r} to {target!r}, {nbytes} bytes, but {wrong}"
+            )
+        seen.add(p)
+    for name, limit in terms.capacities:
+        if name in takes and not plan.rest and plan.loads[name].after > limit:
+            raise ValueError(f"plan JSON has more on node {name!r} than its capacity of {limit}")

@@ -216,6 +216,16 @@ def test_a_node_whose_pins_are_above_its_share_leaves_the_rest_to_others():
         ({"sizes": [1] * 64, "capacities": {"w0": 1, "w1": 1, "w2": 1}}, "do not fit"),
         ({"sizes": [9, *[1] * 63], "capacities": {f"w{i}": 8 for i in range(3)}}, "partition 0 has 9"),
         ({"max_bytes": 5}, "max_bytes needs the sizes"),
+        ({"sizes": 5}, "sizes must be a list"),
+        ({"sizes": {1, 2}}, "sizes must be a list .* got set"),
+        ({"sizes": (i for i in range(64))}, "sizes must be a list .* got generator"),
+        ({"sizes": pd.Series([1] * 65)}, "partition in sizes must be from 0 to 63, got 64"),
+        ({"sizes": pd.Series([1] * 64, index=[0, *range(63)])}, "a partition twice"),
+        ({"pinned": 5}, "pinned must be a list of partitions, got 5"),
+        ({"banned": {"w1": 5}}, "banned of node 'w1' must be a list of partitions, got 5"),
+        ({"banned": ["w1"]}, "banned must be a mapping by node"),
+        ({"capacities": 5}, "capacities must be a mapping by node"),
+        ({"sizes": [1] * 64, "capacities": {"w1": 1.5}}, "capacity of node 'w1' must be an integer"),
         ({"max_moves": -1}, "max_moves must be at least 0"),
         ({"sizes": [3] * 64, "max_bytes": 2}, "more than max_bytes=2"),
     ],
@@ -707,13 +717,32 @@ def test_a_plan_for_another_layout_is_refused():
             RebalancePlan.from_json(text, other)
 
 
+STAYS = min(set(layout().partitions_of("w0").tolist()))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"terms": []}, "terms in plan JSON must be an object"),
         ({"terms": {"wish": 1}}, "terms in plan JSON must be an object"),
-        ({"terms": {"pinned": 5}}, "cannot be read"),
+        ({"terms": {"pinned": 5}}, "pinned must be a list of partitions, got 5"),
         ({"rest": [[0, "nobody", "w0", "0"]]}, "rest in plan JSON does not start"),
+        ({"rest": [[64, "w0", "w1", "0"]]}, "rest in plan JSON does not start"),
+        ({"rest": [["x", "w0", "w1", "0"]]}, "rest in plan JSON must be a list"),
+        ({"rest": [[STAYS, "w0", "nowhere", "0"]]}, "node 'nowhere' takes none"),
+        ({"rest": [[STAYS, "w0", "w0", "0"]]}, "node 'w0' takes none"),
+        ({"leaving": 5}, "leaving in plan JSON must be a list"),
+        ({"leaving": "w0"}, "leaving in plan JSON must be a list"),
+        ({"leaving": ["w0"]}, "node 'w0' takes none"),
+        ({"lower_bound": 10**6}, "it is no bound"),
+        ({"terms": {"pinned": [p for p in range(64) if layout().owner_of(p) == "w2"]}}, "leaves"),
+        ({"terms": {"draining": ["w0"]}}, "node 'w0' takes none"),
+        ({"terms": {"banned": {"w0": list(range(64))}}}, "banned from node 'w0'"),
+        ({"terms": {"sizes": ["1"] * 64}}, "but its size is 1"),
+        (
+            {"terms": {"sizes": ["0"] * 64, "capacities": {"w0": "5"}, "banned": 5}},
+            "banned must be a mapping",
+        ),
         ({"rest": 5}, "rest in plan JSON must be a list"),
         ({"leaving": ["w9"]}, "no node 'w9'"),
     ],
