@@ -103,7 +103,8 @@ def plan_rebalance(
         All nodes there will be, in any order. Without weights, a node keeps the weight it has in the layout,
         and a new one gets 1.
     sizes : sequence of int, (npartitions,), or Series or mapping by partition, optional
-        Bytes, or rows: then bytes count and not partitions.
+        Bytes, or rows: then bytes count and not partitions. Give a tolerance with them, as 0.05: without one
+        it is 0, which sizes that differ can hardly ever meet, and the plan is slow and moves more.
     tolerance : float
         How far a node may be above or below its share: 0.05 is 5 %. Nodes within are left alone. Of equal
         sizes, a node may always own its share rounded down or up.
@@ -115,7 +116,7 @@ def plan_rebalance(
     draining : iterable of names
         Nodes, of `nodes`, that take nothing and lose all that is not pinned. They stay known.
     banned : mapping {name: partitions}, optional
-        Partitions that a node may not have.
+        Partitions that a node may not have. It may have left, by a plan on these terms.
     capacities : mapping {name: bytes}, optional
         The most that a node can hold, in the end and on the way. Needs sizes.
 
@@ -136,8 +137,8 @@ def plan_rebalance(
 
     1. Quotas: each node's weight's share of the partitions, rounded down. What remains is given, one for
        each, to nodes that own more than that first, then by largest remainder, then by smaller name. With a
-       tolerance, a node within it keeps what it owns, as far as the total allows. A node that pins or
-       capacity keep from its share sets the share of the others.
+       tolerance, a node within it keeps what it owns, as far as the total allows. A node that pins, bans or
+       capacity keep out of its band sets the share of the others.
     2. A node that owns more than its quota gives up those partitions with the fewest tokens, on the ring of
        the new nodes, between their point and the first token of a node that owns less than its quota; of
        equal ones, the lower index. All partitions of nodes that leave are given up.
@@ -147,7 +148,7 @@ def plan_rebalance(
     For partitions of unequal size (`solve.place`, `solve.least_bytes`): a search for the placement that moves
     the fewest bytes such that every node is within tolerance, and a bound that is proved. Where none is found
     within tolerance, the largest load, in shares, is made as low as is found first and bytes are saved
-    second; the plan says so when printed.
+    second; the plan says so when printed. A layout within a 200th of that is left as it is.
 
     A layout with placement "ring" has no quotas: each partition goes to the owner of its point on the ring of
     the new nodes, and exactly those whose owner is then another must move.
@@ -222,7 +223,7 @@ class RebalancePlan:
     terms : Terms
         What was asked of the plan besides nodes: sizes, tolerance, pinned, draining, banned, capacities.
     rest : tuple of Move
-        The moves of the whole plan that this part of it leaves for later.
+        The moves of the whole plan that this part of it leaves for later; empty if it is the whole.
     leaving : tuple of str
         Nodes that are to leave with the rest.
 
@@ -347,7 +348,8 @@ class RebalancePlan:
         Parameters
         ----------
         concurrency : int
-            How many partitions a node sends at once at most, and also receives.
+            How many partitions a node sends at once at most, and also receives; 1 by default, as for
+            `estimate`.
 
         Returns
         -------
