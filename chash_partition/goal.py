@@ -870,10 +870,13 @@ def problem_of(case: Case) -> tuple[Problem, list[Fraction], Ints]:
     total = int(sizes.sum())
     least = np.zeros(len(case.weights), np.int64)
     np.add.at(least, home[fixed], sizes[fixed])
+    banned = np.ascontiguousarray(case.banned[:, case.shared]) if case.banned.size else case.banned
+    if banned.size:  # what only one node may have is as good as pinned to it
+        alone = ~fixed & (banned.sum(axis=0, dtype=np.int64) == len(least) - 1)
+        np.add.at(least, banned[:, alone].argmin(axis=0), sizes[alone])
     most = [min(total, limit) for limit in case.limits() or [total] * len(least)]
     share, *bounds = bands(case.weights, total, least.tolist(), most, case.terms.tolerance, whole=False)
     low, high = (np.array(bound, dtype=np.int64) for bound in bounds)
-    banned = np.ascontiguousarray(case.banned[:, case.shared]) if case.banned.size else case.banned
     ring = ring_of(tuple(case.weights.items()), case.layout.vnodes, case.layout.seed)
     liked = ring.owner_indices(case.layout.points)[case.shared]
     return Problem(sizes, home, fixed, low, high, banned, liked), share, np.array(most, dtype=np.int64)

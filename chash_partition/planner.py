@@ -411,7 +411,7 @@ class RebalancePlan:
         """
         if isinstance(bandwidth, bool) or not isinstance(bandwidth, Real) or not 0 < bandwidth < inf:
             raise ValueError(f"bandwidth must be a number of bytes a second above 0, got {bandwidth!r}")
-        if self.moves and not self.nbytes:
+        if self.moves and not self.nbytes and self.terms.sizes is None:
             raise ValueError("the sizes of the partitions are not known: use plan.with_sizes(sizes)")
         return estimate(self.waves(concurrency), self.moves, float(bandwidth))
 
@@ -688,6 +688,9 @@ def within_budget(plan: RebalancePlan, max_moves: int | None, max_bytes: int | N
     held = {name: load.before for name, load in plan.loads.items()}
     share = {name: as_float(load.share) for name, load in plan.loads.items()}
     ordered = by_relief(plan.moves, sizes, held, share, capacity)
+    # A node that is beyond its capacity already may give part by part.
+    allowed = {name: max(limit, held.get(name, 0)) for name, limit in capacity.items()}
+    over: set[str] = set()
     chosen, spent, sound = 0, 0, 0
     for move in ordered[:max_moves]:
         spent += move.nbytes
@@ -696,10 +699,10 @@ def within_budget(plan: RebalancePlan, max_moves: int | None, max_bytes: int | N
         chosen += 1
         held[move.source] -= sizes[move.partition]
         held[move.target] += sizes[move.partition]
-        if all(held[name] <= limit for name, limit in capacity.items() if name in (move.source, move.target)):
+        for name in (move.source, move.target):
+            (over.add if held[name] > allowed.get(name, inf) else over.discard)(name)
+        if not over:
             sound = chosen
-    if not capacity:
-        sound = chosen
     if chosen and not sound:
         move = ordered[0]
         raise ValueError(

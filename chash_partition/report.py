@@ -138,7 +138,7 @@ def reason(plan: RebalancePlan) -> str:
             goal = "that leaves nodes within the same limits"
         elif not nodes_outside(plan):
             goal = f"that brings every node within {float(terms.tolerance):.3g} of its share"
-        elif terms.pinned or terms.capacities:
+        elif limited(plan):
             goal = "that leaves nodes within these limits"
         else:
             goal = "with so low a largest load"
@@ -195,6 +195,8 @@ def nodes_outside(plan: RebalancePlan) -> list[str]:
     """Nodes that are not within the tolerance after the plan; those that drain or leave have no share."""
     t, each = plan.terms.tolerance, plan.terms.each
     unit = None if each is None else each or 1
+    if unit and not t and not limited(plan):
+        return []  # quotas, of which one may be a whole share and one
 
     def inside(share: Fraction, held: int) -> bool:
         if (1 - t) * share <= held <= (1 + t) * share:
@@ -238,7 +240,7 @@ def balance(plan: RebalancePlan) -> str:
             f"{readable_bytes(sizes[giant])}, and no node may own more than "
             f"{readable_bytes(int(most))}. {found} Pin it, and the other nodes share the rest."
         )
-    if terms.pinned or terms.capacities:
+    if limits:
         return f"{why[:-1]}; or none was found within."
     return f"No placement within the tolerance of {float(terms.tolerance):.3g} was found. {found}"
 

