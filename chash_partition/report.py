@@ -254,6 +254,7 @@ def between_old_nodes(plan: RebalancePlan) -> str:
         return ""
     terms, before, after = plan.terms, plan.before.weights, plan.after.weights
     held = plan.before.counts()
+    barred = {p for _, banned in terms.banned for p in banned}
     empty = {move.target for move in between if not held[move.target]}
     unit = plan.before.npartitions / sum(w for name, w in before.items() if name not in empty)
     why = [
@@ -266,9 +267,9 @@ def between_old_nodes(plan: RebalancePlan) -> str:
             else []
         ),
         *(["nodes take that owned none"] if empty else []),
-        *(["some are banned"] if terms.banned else []),
+        *(["some are banned"] if any(move.partition in barred for move in plan.moves) else []),
         *(["some are pinned"] if terms.pinned else []),
-        *(["capacities are limited"] if terms.capacities else []),
+        *(["capacities are limited"] if any(name in old for name, _ in terms.capacities) else []),
     ]
     reasons = ", ".join(why)
     move = "moves" if len(between) == 1 else "move"
