@@ -158,17 +158,17 @@ def reason(plan: RebalancePlan) -> str:
     so = f"So at most {total - moving:,} of {total:,} can stay, and {moving:,} must move{later}."
     if terms.tolerance or terms.pinned or terms.draining or terms.banned or terms.capacities:
         near = f"to within {float(terms.tolerance):.3g} or " if terms.tolerance else ""
-        limits = " and ".join(limited(plan))
+        limits = " and ".join(limited(plan)) if plan.rest or nodes_outside(plan) else ""
         asked = [
-            f"own its share {near}rounded down or up{f', as far as {limits} allow' if limits else ''}",
+            f"own its share {near}rounded down or up{f', as far as {limits} allow,' if limits else ''}",
             *(["keep what is pinned"] if terms.pinned else []),
             *(["lose all else if it drains"] if terms.draining else []),
             *(["own nothing that is banned"] if terms.banned else []),
             *(["own no more than its capacity"] if terms.capacities else []),
         ]
         return (
-            f"{part}Why no fewer: each node must {', '.join(asked)}. It can keep no more than that allows of "
-            f"what it owned. {so}"
+            f"{part}Why no fewer: each node must {' and '.join(asked)}. It can keep no more than that allows "
+            f"of what it owned. {so}"
         )
     weights = plan.active.values()
     unit = total / sum(weights)  # a Fraction, like the weights
@@ -266,7 +266,7 @@ def between_old_nodes(plan: RebalancePlan) -> str:
             if any(abs(held[n] - unit * before[n]) >= 1 for n in before if n not in empty)
             else []
         ),
-        *(["nodes take that owned none"] if empty else []),
+        *(["some of them owned nothing"] if empty else []),
         *(["some are banned"] if any(move.partition in barred for move in plan.moves) else []),
         *(["some are pinned"] if terms.pinned else []),
         *(["capacities are limited"] if any(name in old for name, _ in terms.capacities) else []),
