@@ -6,27 +6,29 @@ For unequal sizes, `solve` finds a placement and proves how good it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heapify, heapreplace
 from itertools import pairwise
 from math import ceil, floor, lcm
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from chash_partition.layout import Layout, count, quotas, ring_of
-from chash_partition.ring import each_node, integer, known_node, node_name
+from chash_partition.ring import integer, known_node, node_name, some
 from chash_partition.solve import SMALL, Ints, Placed, Problem, attempts, least_bytes, place, solve
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Terms", "fewest_bytes", "fewest_moves", "levels", "owners_among", "read_sizes"]
+__all__ = ["Terms", "bands", "fewest_bytes", "fewest_moves", "levels", "owners_among", "read_sizes", "within"]
 
 MAX_BYTES = 2**53
+GAIN = 200  # where nodes cannot be within tolerance, a largest load lower by less than a 200th is none
 Owners = npt.NDArray[np.int32]
 
 
@@ -60,6 +62,11 @@ class Terms:
             return 1
         return self.sizes[0] if min(self.sizes) == max(self.sizes) else None
 
+    @property
+    def counted(self) -> tuple[int, ...] | None:
+        """Sizes, if they count; None if they are not known, or all 0, so that partitions do."""
+        return self.sizes if self.sizes and any(self.sizes) else None
+
     @classmethod
     def read(
         cls,
@@ -73,27 +80,40 @@ class Terms:
         banned: Mapping[Any, Iterable[int]] | None,
         capacities: Mapping[Any, int] | None,
     ) -> Terms:
-        """The terms, checked against the layout and the nodes there will be."""
-        names = {**layout.weights, **weights}
+        """The terms, checked against the layout and the nodes there will be.
+
+        Bans and capacities may name a node that left by a plan on these terms, so that it can be made again.
+        """
+        names = {**layout.weights, **weights, **dict.fromkeys(left_by_plan(layout))}
         last = layout.npartitions - 1
         terms = cls(
             None if sizes is None else read_sizes(sizes, range(layout.npartitions), layout.npartitions),
             read_tolerance(tolerance),
-            tuple(sorted({integer("pinned partition", p, 0, last) for p in pinned})),
-            tuple(sorted({known_node(name, weights) for name in each_node(draining)})),
+            tuple(sorted({integer("pinned partition", p, 0, last) for p in several("pinned", pinned)})),
+            tuple(sorted({known_node(name, weights) for name in several("draining", draining, "names")})),
             tuple(
                 sorted(
                     (
                         known_node(name, names),
-                        tuple(sorted({integer("banned partition", p, 0, last) for p in partitions})),
+                        tuple(
+                            sorted(
+                                {
+                                    integer("banned partition", p, 0, last)
+                                    for p in several(f"banned of node {node_name(name)!r}", partitions)
+                                }
+                            )
+                        ),
                     )
-                    for name, partitions in (banned or {}).items()
+                    for name, partitions in mapping("banned", banned).items()
                 )
             ),
             tuple(
                 sorted(
-                    (known_node(name, names), integer(f"capacity of node {node_name(name)!r}", limit, 0))
-                    for name, limit in (capacities or {}).items()
+                    (
+                        known_node(name, names),
+                        integer(f"capacity of node {node_name(name)!r}", as_whole(limit), 0),
+                    )
+                    for name, limit in mapping("capacities", capacities).items()
                 )
             ),
         )
@@ -132,6 +152,10 @@ class Terms:
             )
         except (TypeError, AttributeError) as error:
             raise ValueError(f"terms in plan JSON cannot be read: {error}") from None
+
+    def naming(self, names: Collection[str]) -> list[str]:
+        """Nodes that bans and capacities name, but for these."""
+        return sorted({name for name, _ in (*self.banned, *self.capacities)} - set(names))
 
     def check(self, layout: Layout, weights: Mapping[str, Fraction]) -> None:
         """Refuse what cannot be, before any work."""
@@ -203,6 +227,21 @@ class Terms:
             )
 
 
+NOTE = "rest_of_plan"  # in a layout: what the plan leads to that made it, and what of that is left
+
+
+def note_of(layout: Layout) -> dict[str, Any]:
+    """The note of the plan that made this layout; empty if there is none."""
+    note = json.loads(layout.extra).get(NOTE)
+    return note if isinstance(note, dict) else {}
+
+
+def left_by_plan(layout: Layout) -> list[str]:
+    """Nodes that the plan's terms name that made this layout, and that are no more."""
+    left = note_of(layout).get("left", [])
+    return [name for name in left if isinstance(name, str)] if isinstance(left, list) else []
+
+
 def read_tolerance(tolerance: Any) -> Fraction:
     try:
         exact = Fraction(str(tolerance))
@@ -219,8 +258,20 @@ def read_sizes(
     sizes: Sequence[int] | Mapping[int, int] | pd.Series[Any], partitions: Iterable[int], npartitions: int
 ) -> tuple[int, ...]:
     """The sizes of these partitions, given as a sequence of all or as a mapping or Series by partition."""
-    lookup: Any = sizes.to_dict() if hasattr(sizes, "to_dict") else sizes
-    if not isinstance(lookup, Mapping):
+    lookup: Any = sizes
+    if hasattr(sizes, "to_dict"):
+        lookup = sizes.to_dict()
+        if len(lookup) != len(sizes):
+            raise ValueError("sizes has a partition twice in its index: give each one size")
+    if isinstance(lookup, Mapping):
+        for p in lookup:
+            integer("partition in sizes", as_whole(p), 0, npartitions - 1)
+    else:
+        if not isinstance(lookup, (Sequence, np.ndarray)) or isinstance(lookup, (str, bytes)):
+            raise ValueError(
+                f"sizes must be a list of one for each partition, or a mapping or Series by partition, got "
+                f"{type(lookup).__name__}"
+            )
         if len(lookup) != npartitions:
             raise ValueError(f"needs a size for each of {npartitions} partitions, got {len(lookup)}")
         lookup = lookup.tolist() if isinstance(lookup, np.ndarray) else lookup
@@ -228,11 +279,30 @@ def read_sizes(
     for p in partitions:
         if isinstance(lookup, Mapping) and p not in lookup:
             raise ValueError(f"partition {p} has no size")
-        size = lookup[p]
-        if isinstance(size, (float, np.floating)) and size.is_integer():  # as a Series with a gap holds them
-            size = int(size)
-        read.append(integer(f"size of partition {p}", size, 0))
+        read.append(integer(f"size of partition {p}", as_whole(lookup[p]), 0))
     return tuple(read)
+
+
+def as_whole(number: Any) -> Any:
+    """A float that is an integer as an int, as a Series with a gap and 1e9 are; all else as it is."""
+    if isinstance(number, (float, np.floating)) and number.is_integer():
+        return int(number)
+    return number
+
+
+def several(what: str, given: Any, of: str = "partitions") -> Iterable[Any]:
+    """What was given, if it is several and not the letters of one."""
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise ValueError(f"{what} must be a list of {of}, got {given!r}")
+    return given
+
+
+def mapping(what: str, given: Any) -> Mapping[Any, Any]:
+    """What was given by node; empty if None."""
+    given = {} if given is None else given.to_dict() if hasattr(given, "to_dict") else given
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{what} must be a mapping by node, as {{'w1': ...}}, got {given!r}")
+    return given
 
 
 def owners_among(layout: Layout, names: Iterable[str]) -> Owners:
@@ -343,6 +413,68 @@ def levels(
     return clamped(level)
 
 
+def bands(
+    weights: Mapping[str, Fraction],
+    total: int,
+    least: Sequence[int],
+    most: Sequence[int],
+    tolerance: Fraction,
+    whole: bool = True,
+) -> tuple[list[Fraction], list[int], list[int]]:
+    """Each node's share, and the least and most that it is to own, by weight and tolerance.
+
+    Parameters
+    ----------
+    weights : mapping of str to Fraction, (nodes,)
+    total : int
+        To share; from the sum of `least` to that of `most`.
+    least, most : sequences of int, (nodes,)
+        What each node must own and can hold.
+    tolerance : Fraction
+    whole : bool
+        Whether a node may always own its share rounded down or up.
+
+    Notes
+    -----
+    A node that `least` or `most` keep out of its band owns what it must or can, and sets the share of the
+    others. Only if there is then no way to share the total, all `least` and `most` set shares.
+
+    Examples
+    --------
+    >>> weights, tenth = dict.fromkeys("abc", Fraction(1)), Fraction(1, 10)
+    >>> bands(weights, 90, [31, 0, 0], [90, 90, 90], tenth)[1:]
+    ([31, 27, 27], [33, 33, 33])
+    >>> bands(weights, 90, [50, 0, 0], [90, 90, 90], tenth)[1:]
+    ([50, 18, 18], [50, 22, 22])
+    """
+    stuck = [False] * len(weights)
+    while True:
+        share = levels(
+            weights,
+            total,
+            [a if s else 0 for a, s in zip(least, stuck, strict=True)],
+            [b if s else total for b, s in zip(most, stuck, strict=True)],
+        )
+        low = [ceil((1 - tolerance) * x) for x in share]
+        high = [floor((1 + tolerance) * x) for x in share]
+        if whole:
+            low = [min(a, floor(x)) for a, x in zip(low, share, strict=True)]
+            high = [max(b, ceil(x)) for b, x in zip(high, share, strict=True)]
+        out = [
+            not s and (a > h or b < w) for s, a, b, w, h in zip(stuck, least, most, low, high, strict=True)
+        ]
+        if any(out):
+            stuck = [s or o for s, o in zip(stuck, out, strict=True)]
+            continue
+        # Whoever must own more than its band is not to own still more.
+        high = [a if s and a == x else h for s, a, x, h in zip(stuck, least, share, high, strict=True)]
+        low = [max(a, w) for a, w in zip(least, low, strict=True)]
+        high = [min(b, h) for b, h in zip(most, high, strict=True)]
+        if all(stuck) or sum(low) <= total <= sum(high):
+            return share, low, high
+        stuck = [True] * len(weights)
+
+
 # Equal sizes
 
 
@@ -364,9 +496,11 @@ def fewest_moves(case: Case) -> tuple[Owners, int]:
     limits = case.limits(each)
     plain = not (case.terms.tolerance or case.terms.pinned or case.banned.size or limits)
     if plain:
-        low = most = high = quota = quotas(case.weights, total, held.tolist())
+        least = most = quota = quotas(case.weights, total, held.tolist())
     else:
-        low, high, most, quota = bands(case, held, total, limits)
+        least, most = room_of(case, len(held), total, limits)
+        between = bands(case.weights, total, least.tolist(), most.tolist(), case.terms.tolerance)
+        quota = quotas_within(between[0], held, *between[1:], total)
     kept = np.minimum(held, quota)
 
     # The partitions of nodes over their quota, each node's in the order in which it gives them up.
@@ -381,25 +515,22 @@ def fewest_moves(case: Case) -> tuple[Owners, int]:
     target = owner.copy()
     target[moving] = ring.fill(layout.points[moving], quota - kept)
     if case.banned.size and case.banned[target[moving], np.flatnonzero(moving)].any():
-        target = around_bans(case, target, low, high, most)
+        target = around_bans(case, target, least, most)
         return target, int(np.count_nonzero(target != owner)) * each
     return target, int(total - kept.sum()) * each
 
 
-def bands(case: Case, held: Ints, total: int, limits: list[int] | None) -> tuple[Ints, Ints, Ints, Ints]:
-    """Least and most of each node within tolerance, the most that it can hold, its quota: in partitions."""
-    least = np.bincount(case.owner[case.fixed & (case.owner >= 0)], minlength=len(held)).tolist()
-    most = [min(total, limit) for limit in limits] if limits else [total] * len(held)
+def room_of(case: Case, nnodes: int, total: int, limits: list[int] | None) -> tuple[Ints, Ints]:
+    """Least that each node must own, because of pins, and the most that it can hold: in partitions."""
+    least = np.bincount(case.owner[case.fixed & (case.owner >= 0)], minlength=nnodes)
+    most = [min(total, limit) for limit in limits] if limits else [total] * nnodes
     if sum(most) < total:
         raise ValueError(
             f"{count(total, 'partition')} of {case.terms.each or 1:,} bytes do not fit into the capacities, "
             f"which hold {sum(most):,}: partition {int(np.flatnonzero(case.shared)[-1])} would be left over. "
             "Raise the capacities or add nodes"
         )
-    share, t = levels(case.weights, total, least, most), case.terms.tolerance
-    low = [max(a, min(floor(x), ceil((1 - t) * x))) for x, a in zip(share, least, strict=True)]
-    high = [min(b, max(ceil(x), floor((1 + t) * x))) for x, b in zip(share, most, strict=True)]
-    return np.array(low), np.array(high), np.array(most), quotas_within(share, held, low, high, total)
+    return least, np.array(most)
 
 
 def quotas_within(
@@ -431,123 +562,302 @@ def quotas_within(
     return quota
 
 
-def around_bans(case: Case, start: Owners, low: Ints, high: Ints, most: Ints) -> Owners:
+# Bans, for equal sizes
+
+
+class Pools(NamedTuple):
+    """Partitions of equal size that are not pinned, by which nodes may have them: a pool for each such set.
+
+    Attributes
+    ----------
+    may : ndarray of bool, (pools, nodes)
+    own : ndarray of int64, (pools, nodes)
+        How many of each pool are at home on each node.
+    size : ndarray of int64, (pools,)
+        How many there are in all.
+    """
+
+    may: npt.NDArray[np.bool_]
+    own: Ints
+    size: Ints
+
+    def confined(self, nodes: npt.NDArray[np.bool_]) -> int:
+        """How many partitions no other nodes may have."""
+        return int(self.size[~self.may[:, ~nodes].any(axis=1)].sum())
+
+
+class Group(NamedTuple):
+    """Nodes that share so many partitions, and whether it is the fewest or the most that they can have."""
+
+    nodes: Ints
+    total: int
+    fewest: bool = False
+    most: bool = False
+
+
+def around_bans(case: Case, start: Owners, least: Ints, most: Ints) -> Owners:
     """The placement of fewest moves that keeps bans and bounds, for equal sizes.
 
     Notes
     -----
-    A flow of least cost over the nodes: first a way is found for what is banned where it is or too much
-    there, then rounds of moves that save a move in sum are made until there is none (Klein, 1967), which
-    proves that no placement within the bounds moves fewer. Where bounds and bans exclude each other, the most
-    that a node may own is raised one by one.
+    A flow of least cost from nodes through pools to nodes: first a way is found for what is banned where it
+    is or too much there, then rounds of moves that save a move in sum are made until there is none (Klein,
+    1967), which proves that no placement within the bounds moves fewer.
     """
-    n = len(case.weights)
-    at, home = start.copy(), case.owner
+    n, home = len(case.weights), case.owner
+    ring = ring_of(tuple(case.weights.items()), case.layout.vnodes, case.layout.seed)
     free = np.flatnonzero(~case.fixed)
-    pattern = np.unique(case.banned[:, free], axis=1, return_inverse=True)[1].ravel()
-    low, high = low.copy(), high.copy()
-    load = np.bincount(at[at >= 0], minlength=n)
-    for p in free[case.banned[at[free], free] > 0].tolist():
-        may = np.flatnonzero(case.banned[:, p] == 0)
-        node = may[np.argmin((load - high)[may])]
-        load[at[p]] -= 1
-        load[node] += 1
-        at[p] = node
+    rows = np.flatnonzero(case.banned.any(axis=1))
+    barred, pool = np.unique(case.banned[np.ix_(rows, free)], axis=1, return_inverse=True)
+    pool, k = pool.ravel(), barred.shape[1]
+    may = np.ones((k, n), bool)
+    may[:, rows] = barred.T == 0
 
-    def edges() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """Least cost of moving one partition from node to node, and that partition."""
-        cost, which = np.full((n, n), np.inf), np.full((n, n), -1)
-        alike = np.unique(np.stack([at[free], home[free], pattern]), axis=1, return_index=True)[1]
-        for p in free[np.sort(alike)].tolist():
-            a, own = at[p], home[p]
-            to = np.full(n, 1.0 if own == a else 0.0)
-            if own >= 0 and own != a:
-                to[own] = -1.0
-            to[case.banned[:, p] > 0] = np.inf
-            to[a] = np.inf
-            better = to < cost[a]
-            cost[a][better], which[a][better] = to[better], p
-        return cost, which
+    def counted(chosen: npt.NDArray[np.bool_], at: Owners) -> Ints:
+        return np.bincount(pool[chosen] * n + at[free][chosen], minlength=k * n).reshape(k, n)
 
-    def shift(path: list[int], which: npt.NDArray[np.int64]) -> None:
-        for a, b in pairwise(path):
-            if a < n and b < n:
-                at[which[a, b]] = b
-                load[a] -= 1
-                load[b] += 1
+    pools = Pools(may, counted(home[free] >= 0, home), np.bincount(pool, minlength=k))
+    low, high = bands_around_bans(case, pools, least, most)
+    kept = counted(home[free] == start[free], home)
+    came = counted(home[free] != start[free], start)
+    for i, j in zip(*np.nonzero(came * ~may), strict=True):  # to any that may, and from there where it must
+        came[i, np.argmax(may[i])] += came[i, j]
+        came[i, j] = 0
+    kept, came = cheapest(pools, kept, came, least, low, high)
 
-    def way(
-        starts: npt.NDArray[np.bool_], ends: npt.NDArray[np.bool_], which: npt.NDArray[np.int64]
-    ) -> list[int]:
-        """The shortest way over nodes, empty if there is none."""
-        came = {int(a): -1 for a in np.flatnonzero(starts)}
-        queue = list(came)
-        for a in queue:
-            if ends[a]:
-                path = [a]
-                while came[path[-1]] >= 0:
-                    path.append(came[path[-1]])
-                return path[::-1]
-            for b in np.flatnonzero(which[a] >= 0).tolist():
-                if b not in came:
-                    came[b] = a
-                    queue.append(b)
-        return []
-
-    while (load > high).any():
-        which = edges()[1]
-        if path := way(load > high, load < high, which):
-            shift(path, which)
-        elif (high < most).any():
-            high = np.minimum(high + 1, most)
-        else:
-            node = int(np.argmax(load - most))
-            raise ValueError(
-                f"found no node for partition {int(free[at[free] == node][0])}: bans and capacities leave no "
-                "room. Lift a ban, raise a capacity or add nodes"
-            )
-    while (load < low).any():
-        which = edges()[1]
-        if path := way(load > low, load < low, which):
-            shift(path, which)
-        else:
-            low = np.minimum(low, load)
-    while True:
-        cost, which = edges()
-        # Node n stands for all that can own one more or one less.
-        whole = np.full((n + 1, n + 1), np.inf)
-        whole[:n, :n] = cost
-        whole[:n, n][load < high] = 0
-        whole[n, :n][load > low] = 0
-        cycle = negative_cycle(whole)
-        if not cycle:
-            return at
-        shift(cycle, which)
+    # Which of each node's, as without bans, and where to, by the ring.
+    mine = np.flatnonzero(home[free] >= 0)
+    steps = ring.steps_to(case.layout.points[free[mine]], came.sum(axis=0) > 0) if came.any() else mine * 0
+    mine = mine[np.lexsort((mine, steps, home[free[mine]], pool[mine]))]
+    key = pool[mine] * n + home[free[mine]]
+    rank = np.arange(len(mine)) - np.searchsorted(key, key)
+    moving = home[free] < 0
+    moving[mine[rank < (pools.own - kept).ravel()[key]]] = True
+    target = home.copy()
+    for i in range(k):
+        chosen = free[moving & (pool == i)]
+        target[chosen] = ring.fill(case.layout.points[chosen], came[i])
+    return target
 
 
-def negative_cycle(cost: npt.NDArray[np.float64]) -> list[int]:
-    """A cycle of nodes whose costs add up to less than 0, its first node again at its end; empty if none.
+def bands_around_bans(case: Case, pools: Pools, least: Ints, most: Ints) -> tuple[Ints, Ints]:
+    """Least and most of each node, such that bans can be kept.
 
-    Bellman and Ford, all nodes being starts.
+    Notes
+    -----
+    Where bands and bans exclude each other there are nodes that must own more than their bands allow,
+    because too much may be nowhere else, or less, because too little may be there (Hall, 1935). These then
+    own no more, or less, than they must, and share it by weight, as the others do the rest. All that depends
+    on bans and pins, and on nothing of where other partitions are: a plan made again is the same.
     """
-    n = len(cost)
-    distance, came = np.zeros(n), np.full(n, -1)
-    for _ in range(n + 1):
-        through = distance[:, None] + cost
-        best = through.argmin(axis=0)
-        reached = through[best, np.arange(n)]
-        shorter = reached < distance
+    n, weight = len(case.weights), list(case.weights.items())
+    total = int(pools.size.sum() + least.sum())
+    groups = [Group(np.arange(n), total)]
+    free = np.zeros((2, n), bool)  # nodes that, because of capacities, no band holds from below or above
+    at = np.zeros_like(pools.own)
+    while True:
+        low, high = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        for nodes, share_of, fewest, greatest in groups:
+            share, below, above = bands(
+                dict(weight[i] for i in nodes), share_of, least[nodes].tolist(), most[nodes].tolist(),
+                case.terms.tolerance,
+            )  # fmt: skip
+            low[nodes] = np.maximum(below, list(map(floor, share))) if greatest else below
+            high[nodes] = np.minimum(above, list(map(ceil, share))) if fewest else above
+        low, high = np.where(free[0], least, low), np.where(free[1], most, high)
+        if not at.any():
+            at = filled(pools, least, low, high)
+        at, bad, over = settled(pools.may, at, least, low, high)
+        if not bad.any():
+            return low, high
+        parts = divided(groups, bad if over else ~bad, over, pools, (least, most), (low, high))
+        if parts:
+            groups = parts
+        elif free[int(over)][bad].all():
+            raise ValueError(
+                f"found no node for some of {int((at.sum(axis=0) + least)[bad].sum()):,} partitions: bans "
+                f"allow no others than {some(weight[i][0] for i in np.flatnonzero(bad))}, which have "
+                f"the capacity for {int(most[bad].sum()):,}. Lift a ban, raise a capacity or add nodes"
+            )
+        else:
+            free[int(over)] |= bad
+
+
+def divided(
+    groups: Sequence[Group], first: npt.NDArray[np.bool_], over: bool, pools: Pools,
+    can: tuple[Ints, Ints], bounds: tuple[Ints, Ints],
+) -> list[Group]:  # fmt: skip
+    """The groups, that one divided whose bounds cannot be kept; none if there is no such.
+
+    What is confined to the first of its nodes, and to the groups before, is theirs, and no more.
+    """
+    before, given = np.zeros(len(first), bool), 0
+    for i, group in enumerate(groups):
+        inside = first[group.nodes]
+        a, b = group.nodes[inside], group.nodes[~inside]
+        before[a] = True
+        if len(a) and len(b):
+            (least, most), (low, high) = can, bounds
+            needed = pools.confined(before) + int(least[before].sum()) - given
+            if needed > high[a].sum() if over else group.total - needed < low[b].sum():
+                needed = max(needed, int(least[a].sum()), group.total - int(most[b].sum()))
+                needed = min(needed, int(most[a].sum()), group.total - int(least[b].sum()))
+                pair = (
+                    Group(a, needed, group.fewest or over, group.most),
+                    Group(b, group.total - needed, group.fewest, group.most or not over),
+                )
+                return [*groups[:i], *pair, *groups[i + 1 :]]
+        before[b] = True
+        given += group.total
+    return []
+
+
+def filled(pools: Pools, least: Ints, low: Ints, high: Ints) -> Ints:
+    """How many of each pool on each node: a start, within bounds as far as that is easy."""
+    at, load = np.zeros_like(pools.own), least.copy()
+    left = pools.size.copy()
+    for bound in (low, high):
+        for i in np.argsort(pools.may.sum(axis=1), kind="stable").tolist():
+            room = np.where(pools.may[i], np.maximum(bound - load, 0), 0)
+            take = np.diff(np.minimum(np.cumsum(room), left[i]), prepend=0)
+            at[i] += take
+            load += take
+            left[i] -= take.sum()
+    np.add.at(at, (np.arange(len(left)), pools.may.argmax(axis=1)), left)
+    return at
+
+
+def settled(
+    may: npt.NDArray[np.bool_], at: Ints, least: Ints, low: Ints, high: Ints
+) -> tuple[Ints, npt.NDArray[np.bool_], bool]:
+    """The numbers within bounds; where that cannot be, the nodes that own too much (True), or too little."""
+    at = at.copy()
+    while True:
+        load = at.sum(axis=0) + least
+        over = bool((load > high).any())
+        if over:
+            path, seen = way(at > 0, may, load > high, load < high)
+            amount = min(load[path[0]] - high[path[0]], high[path[-1]] - load[path[-1]]) if path else 0
+        elif (load < low).any():
+            path, seen = way(may, at > 0, load < low, load > low)
+            path = path[::-1]
+            amount = min(load[path[0]] - low[path[0]], low[path[-1]] - load[path[-1]]) if path else 0
+        else:
+            return at, np.zeros(len(load), bool), False
+        if not path:
+            return at, seen, over
+        hops = [path[i : i + 3] for i in range(0, len(path) - 1, 2)]
+        amount = min(amount, *(at[pool, a] for a, pool, _ in hops))
+        for a, pool, b in hops:
+            at[pool, a] -= amount
+            at[pool, b] += amount
+
+
+def way(
+    out: npt.NDArray[np.bool_],
+    into: npt.NDArray[np.bool_],
+    starts: npt.NDArray[np.bool_],
+    ends: npt.NDArray[np.bool_],
+) -> tuple[list[int], npt.NDArray[np.bool_]]:
+    """The shortest way from a start to an end, nodes and pools in turn; empty if none. And nodes reached.
+
+    From a node into a pool where `out` (pools, nodes), from a pool to a node where `into`.
+    """
+    node_from, pool_from = np.where(starts, -1, -2), np.full(len(out), -1)
+    nodes = np.flatnonzero(starts)
+    while len(nodes):
+        if ends[nodes].any():
+            path = [int(nodes[ends[nodes].argmax()])]
+            while node_from[path[-1]] >= 0:
+                pool = int(node_from[path[-1]])
+                path += [pool, int(pool_from[pool])]
+            return path[::-1], node_from > -2
+        step = out[:, nodes] & (pool_from < 0)[:, None]
+        pools = np.flatnonzero(step.any(axis=1))
+        pool_from[pools] = nodes[step[pools].argmax(axis=1)]
+        step = into[pools] & (node_from == -2)
+        nodes = np.flatnonzero(step.any(axis=0))
+        if len(nodes):
+            node_from[nodes] = pools[step[:, nodes].argmax(axis=0)]
+    return [], node_from > -2
+
+
+def cheapest(pools: Pools, kept: Ints, came: Ints, least: Ints, low: Ints, high: Ints) -> tuple[Ints, Ints]:
+    """How many of each pool stay on each node, and come to it: within bounds, with as many that stay as can.
+
+    Bounds must be such that they can be kept.
+    """
+    at = settled(pools.may, kept + came, least, low, high)[0]
+    kept = np.minimum(at, pools.own)
+    came = at - kept
+    n, k = len(low), len(pools.size)
+    while True:
+        load = at.sum(axis=0) + least
+        # Vertices: nodes, pools, and one for all that can own one more or one less.
+        give = np.where(came > 0, 0, np.where(kept > 0, 1, FAR))
+        take = np.where(kept < pools.own, -1, np.where(pools.may, 0, FAR))
+        cycle = negative_cycle(give, take, load < high, load > low)
+        if not cycle:
+            return kept, came
+        steps = list(pairwise(cycle))
+        amount = FAR
+        for a, b in steps:
+            if a < n <= b < n + k:
+                amount = min(amount, int(came[b - n, a] or kept[b - n, a]))
+            elif b < n <= a < n + k:
+                amount = min(amount, int((pools.own - kept)[a - n, b]) or FAR)
+            else:
+                amount = min(amount, int(high[a] - load[a] if a < n else load[b] - low[b]))
+        for a, b in steps:
+            if a < n <= b < n + k:
+                (came if came[b - n, a] else kept)[b - n, a] -= amount
+        for a, b in steps:
+            if b < n <= a < n + k:
+                back = min(amount, int((pools.own - kept)[a - n, b]))
+                (kept if back == amount else came)[a - n, b] += amount
+        at = kept + came
+
+
+FAR = 1 << 40  # the cost of what cannot be
+
+
+def negative_cycle(
+    give: Ints, take: Ints, more: npt.NDArray[np.bool_], less: npt.NDArray[np.bool_]
+) -> list[int]:
+    """A cycle of vertices whose costs add up to less than 0, its first again at its end; empty if none.
+
+    Vertices are nodes, then pools, then one for all. Costs are from nodes to pools, `give`, and back, `take`;
+    0 from nodes with `more` to the last vertex, and from there to nodes with `less`. Bellman and Ford, all
+    vertices being starts.
+    """
+    k, n = give.shape
+    far = np.zeros(n + k + 1, np.int64)
+    came = np.full(n + k + 2, n + k + 1)  # the last stands for none
+    to_last, from_last = np.where(more, 0, FAR), np.where(less, 0, FAR)
+    while True:
+        nodes, pools, last = far[:n], far[n : n + k], far[-1]
+        into_pools = nodes + give
+        into_nodes = np.vstack([pools[:, None] + take, (last + from_last)[None]])
+        into_last = nodes + to_last
+        best = np.concatenate(
+            [into_nodes.argmin(axis=0) + n, into_pools.argmin(axis=1), [into_last.argmin()]]
+        )
+        through = np.concatenate([into_nodes.min(axis=0), into_pools.min(axis=1), [into_last.min()]])
+        shorter = through < far
         if not shorter.any():
             return []
-        distance = np.where(shorter, reached, distance)
-        came = np.where(shorter, best, came)
-    node = int(np.flatnonzero(shorter)[0])
-    for _ in range(n):
-        node = int(came[node])
-    cycle = [node]
-    while len(cycle) == 1 or cycle[-1] != node:
-        cycle.append(int(came[cycle[-1]]))
-    return cycle[::-1]
+        far = np.where(shorter, through, far)
+        came[:-1] = np.where(shorter, best, came[:-1])
+        # Whoever has no end of ancestors has a cycle among them.
+        old = came
+        for _ in range((n + k + 1).bit_length()):
+            old = old[old]
+        if (old[:-1] != n + k + 1).any():
+            vertex = int(old[old != n + k + 1][0])
+            cycle = [vertex, int(came[vertex])]
+            while cycle[-1] != vertex:
+                cycle.append(int(came[cycle[-1]]))
+            return cycle[::-1]
 
 
 # Unequal sizes
@@ -560,12 +870,13 @@ def problem_of(case: Case) -> tuple[Problem, list[Fraction], Ints]:
     total = int(sizes.sum())
     least = np.zeros(len(case.weights), np.int64)
     np.add.at(least, home[fixed], sizes[fixed])
-    most = [min(total, limit) for limit in case.limits() or [total] * len(least)]
-    share = levels(case.weights, total, least.tolist(), most)
-    t = case.terms.tolerance
-    low = np.array([ceil((1 - t) * x) for x in share], dtype=np.int64)
-    high = np.array([min(b, floor((1 + t) * x)) for x, b in zip(share, most, strict=True)], dtype=np.int64)
     banned = np.ascontiguousarray(case.banned[:, case.shared]) if case.banned.size else case.banned
+    if banned.size:  # what only one node may have is as good as pinned to it
+        alone = ~fixed & (banned.sum(axis=0, dtype=np.int64) == len(least) - 1)
+        np.add.at(least, banned[:, alone].argmin(axis=0), sizes[alone])
+    most = [min(total, limit) for limit in case.limits() or [total] * len(least)]
+    share, *bounds = bands(case.weights, total, least.tolist(), most, case.terms.tolerance, whole=False)
+    low, high = (np.array(bound, dtype=np.int64) for bound in bounds)
     ring = ring_of(tuple(case.weights.items()), case.layout.vnodes, case.layout.seed)
     liked = ring.owner_indices(case.layout.points)[case.shared]
     return Problem(sizes, home, fixed, low, high, banned, liked), share, np.array(most, dtype=np.int64)
@@ -581,6 +892,12 @@ def fewest_bytes(case: Case) -> tuple[Owners, int]:
             target[case.shared] = placed.at
             return target, bound
     placed, bound = lowest(problem, share, most)
+    load = problem.load(problem.home)
+    if (problem.home >= 0).all() and (load <= most).all() and not placed.outside:
+        # Not worth a move: it would be so again and again.
+        now, best = peak(load, share), peak(problem.load(placed.at), share)
+        if now * GAIN < max(best, Fraction(1)) * (GAIN + 1):
+            return target, 0
     if placed.outside:
         load = problem.load(placed.at)
         node = int(np.argmax(load - most))
@@ -594,13 +911,20 @@ def fewest_bytes(case: Case) -> tuple[Owners, int]:
     return target, bound
 
 
+def within(case: Case, target: Owners) -> bool:
+    """Whether a placement by bytes has all nodes within their bands."""
+    problem = problem_of(case)[0]
+    load = problem.load(target[case.shared])
+    return bool((load >= problem.low).all() and (load <= problem.high).all())
+
+
 def bytes_bound(case: Case, target: Owners) -> int:
     """The bound on the bytes of a plan to this placement, as `fewest_bytes` gives it."""
     problem, share, _ = problem_of(case)
     at = target[case.shared]
-    load = problem.load(at)
-    if (load < problem.low).any() or (load > problem.high).any():
-        problem = no_higher(problem, share, peak(load, share), problem.load(at) + 2**53)
+    if not within(case, target):
+        load = problem.load(at)
+        problem = no_higher(problem, share, peak(load, share), load + 2**53)
     return least_bytes(problem, int(problem.size[at != problem.home].sum()))
 
 

@@ -16,6 +16,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import chain
 from math import inf
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,13 +24,16 @@ import numpy.typing as npt
 
 from chash_partition import report
 from chash_partition.goal import (
+    NOTE,
     Case,
     Terms,
     bytes_bound,
     fewest_bytes,
     fewest_moves,
+    note_of,
     owners_among,
     read_sizes,
+    within,
 )
 from chash_partition.layout import FORMAT, Layout, count, identity, read_object
 from chash_partition.ring import integer, known_node, node_weights
@@ -99,7 +103,8 @@ def plan_rebalance(
         All nodes there will be, in any order. Without weights, a node keeps the weight it has in the layout,
         and a new one gets 1.
     sizes : sequence of int, (npartitions,), or Series or mapping by partition, optional
-        Bytes, or rows: then bytes count and not partitions.
+        Bytes, or rows: then bytes count and not partitions. Give a tolerance with them, as 0.05: without one
+        it is 0, which sizes that differ can hardly ever meet, and the plan is slow and moves more.
     tolerance : float
         How far a node may be above or below its share: 0.05 is 5 %. Nodes within are left alone. Of equal
         sizes, a node may always own its share rounded down or up.
@@ -111,7 +116,7 @@ def plan_rebalance(
     draining : iterable of names
         Nodes, of `nodes`, that take nothing and lose all that is not pinned. They stay known.
     banned : mapping {name: partitions}, optional
-        Partitions that a node may not have.
+        Partitions that a node may not have. It may have left, by a plan on these terms.
     capacities : mapping {name: bytes}, optional
         The most that a node can hold, in the end and on the way. Needs sizes.
 
@@ -132,8 +137,8 @@ def plan_rebalance(
 
     1. Quotas: each node's weight's share of the partitions, rounded down. What remains is given, one for
        each, to nodes that own more than that first, then by largest remainder, then by smaller name. With a
-       tolerance, a node within it keeps what it owns, as far as the total allows. A node that pins or
-       capacity keep from its share sets the share of the others.
+       tolerance, a node within it keeps what it owns, as far as the total allows. A node that pins, bans or
+       capacity keep out of its band sets the share of the others.
     2. A node that owns more than its quota gives up those partitions with the fewest tokens, on the ring of
        the new nodes, between their point and the first token of a node that owns less than its quota; of
        equal ones, the lower index. All partitions of nodes that leave are given up.
@@ -143,7 +148,7 @@ def plan_rebalance(
     For partitions of unequal size (`solve.place`, `solve.least_bytes`): a search for the placement that moves
     the fewest bytes such that every node is within tolerance, and a bound that is proved. Where none is found
     within tolerance, the largest load, in shares, is made as low as is found first and bytes are saved
-    second; the plan says so when printed.
+    second; the plan says so when printed. A layout within a 200th of that is left as it is.
 
     A layout with placement "ring" has no quotas: each partition goes to the owner of its point on the ring of
     the new nodes, and exactly those whose owner is then another must move.
@@ -189,8 +194,10 @@ def plan_rebalance(
     number = {name: i for i, name in enumerate(weights)}
     to_all = np.array([number[name] for name in case.weights], dtype=np.int32)
     owners = np.where(target < 0, owners_among(layout, weights), to_all[target])
+    after = replace(layout, version=layout.version + 1, weights=weights, assignment=owners)
+    done = case.by_bytes and not within(case, target)
     after = replace(
-        layout, version=layout.version + 1, weights=weights, assignment=owners, extra=without_rest(layout)
+        after, extra=extra_with(layout, note_for(after, terms) if done or terms.naming(weights) else None)
     )
     moves = moves_between(layout, after)
     if terms.sizes is not None:
@@ -216,7 +223,7 @@ class RebalancePlan:
     terms : Terms
         What was asked of the plan besides nodes: sizes, tolerance, pinned, draining, banned, capacities.
     rest : tuple of Move
-        The moves of the whole plan that this part of it leaves for later.
+        The moves of the whole plan that this part of it leaves for later; empty if it is the whole.
     leaving : tuple of str
         Nodes that are to leave with the rest.
 
@@ -231,10 +238,11 @@ class RebalancePlan:
     w0    w2           1
     w1    w2           1
     <BLANKLINE>
-    node  weight  share  owned  stay  come  owns
-    w0         1   2.67      4     3     0     3
-    w1         1   2.67      4     3     0     3
-    w2         1   2.67      0     0     2     2
+    node    weight  share  owned  stay  come  owns
+    w0           1   2.67      4     3     0     3
+    w1           1   2.67      4     3     0     3
+    w2     joins 1   2.67      0     0     2     2
+    total            8.00      8     6     2     8
     <BLANKLINE>
     ...
     """
@@ -276,8 +284,8 @@ class RebalancePlan:
         """
         names = sorted({*self.before.nodes, *self.after.nodes})
         held = [self._held(layout, names) for layout in (self.before, self.after)]
-        weights = self._active
-        size = self.terms.sizes or (1,) * self.before.npartitions
+        weights = self.active
+        size = self.terms.counted or (1,) * self.before.npartitions
         stuck = sum(size[p] for p in self.terms.pinned if self.before.owner_of(p) not in weights)
         unit = (sum(size) - stuck) / sum(weights.values(), Fraction(0))
         return {
@@ -286,7 +294,7 @@ class RebalancePlan:
         }
 
     @property
-    def _active(self) -> dict[str, Fraction]:
+    def active(self) -> dict[str, Fraction]:
         """Weights of the nodes that take partitions."""
         return {
             name: weight
@@ -296,10 +304,10 @@ class RebalancePlan:
 
     def _held(self, layout: Layout, names: Sequence[str]) -> list[int]:
         owner = owners_among(layout, names)
-        if self.terms.sizes is None:
+        if self.terms.counted is None:
             return list(map(int, np.bincount(owner, minlength=len(names))))
         held = [0] * len(names)
-        for node, size in zip(owner.tolist(), self.terms.sizes, strict=True):
+        for node, size in zip(owner.tolist(), self.terms.counted, strict=True):
             held[node] += size
         return held
 
@@ -320,27 +328,28 @@ class RebalancePlan:
         return self._imbalance(1)
 
     def _imbalance(self, when: int) -> float:
-        size = self.terms.sizes or (1,) * self.before.npartitions
+        size = self.terms.counted or (1,) * self.before.npartitions
         pins = Counter[str]()
         for p in self.terms.pinned:
             pins[self.before.owner_of(p)] += size[p]
         ratios = []
         for name, load in self.loads.items():
             if load.share:
-                ratios.append(float(load[when] / load.share))
+                ratios.append(as_float(load[when] / load.share))
             elif load[when] > pins[name]:
                 ratios.append(inf)
         return max(ratios, default=1.0)
 
     # In which order
 
-    def waves(self, concurrency: int) -> tuple[tuple[Move, ...], ...]:
+    def waves(self, concurrency: int = 1) -> tuple[tuple[Move, ...], ...]:
         """The moves in the fewest waves in which no node sends or receives more than so many at once.
 
         Parameters
         ----------
         concurrency : int
-            How many partitions a node sends at once at most, and also receives.
+            How many partitions a node sends at once at most, and also receives; 1 by default, as for
+            `estimate`.
 
         Returns
         -------
@@ -370,7 +379,7 @@ class RebalancePlan:
         load = {name: load.before for name, load in self.loads.items()}
         # A partition may make way to a node that takes partitions, and this one.
         barred: dict[str, Collection[int]] = {name: set(banned) for name, banned in self.terms.banned}
-        for name in load.keys() - self._active.keys():
+        for name in load.keys() - self.active.keys():
             barred[name] = range(self.before.npartitions)
         return waves_within(self.moves, concurrency, load, dict(self.terms.capacities), barred)
 
@@ -400,11 +409,11 @@ class RebalancePlan:
         >>> plan.with_sizes([2**20] * 64).estimate(bandwidth=2**20)
         Estimate(seconds=16.0, lower_bound=16.0)
         """
-        if isinstance(bandwidth, bool) or not isinstance(bandwidth, (int, float)) or not 0 < bandwidth < inf:
+        if isinstance(bandwidth, bool) or not isinstance(bandwidth, Real) or not 0 < bandwidth < inf:
             raise ValueError(f"bandwidth must be a number of bytes a second above 0, got {bandwidth!r}")
-        if self.moves and not self.nbytes:
+        if self.moves and not self.nbytes and self.terms.sizes is None:
             raise ValueError("the sizes of the partitions are not known: use plan.with_sizes(sizes)")
-        return estimate(self.waves(concurrency), self.moves, bandwidth)
+        return estimate(self.waves(concurrency), self.moves, float(bandwidth))
 
     # Other plans from this one
 
@@ -418,7 +427,8 @@ class RebalancePlan:
         Raises
         ------
         ValueError
-            If a moving partition has no size, or one that is not an integer of at least 0.
+            If a moving partition has no size, or one that is not an integer of at least 0; if the plan was
+            made with other sizes.
 
         Examples
         --------
@@ -426,10 +436,20 @@ class RebalancePlan:
         >>> plan.with_sizes([100, 200, 300, 400]).nbytes
         600
         """
-        moving = [move.partition for move in self.moves]
-        read = read_sizes(sizes, moving, self.before.npartitions)
-        moves = (move._replace(nbytes=nbytes) for move, nbytes in zip(self.moves, read, strict=True))
-        return replace(self, moves=tuple(moves))
+        moving = [move.partition for move in (*self.moves, *self.rest)]
+        size = dict(zip(moving, read_sizes(sizes, moving, self.before.npartitions), strict=True))
+        if self.terms.sizes is not None:
+            for p, nbytes in size.items():
+                if nbytes != self.terms.sizes[p]:
+                    raise ValueError(
+                        f"this plan was made with sizes, of which partition {p} has "
+                        f"{self.terms.sizes[p]:,} and not {nbytes:,}: make a new plan with the new sizes"
+                    )
+        moves, rest = (
+            tuple(move._replace(nbytes=size[move.partition]) for move in listed)
+            for listed in (self.moves, self.rest)
+        )
+        return replace(self, moves=moves, rest=rest)
 
     def restricted_to(self, partitions: Iterable[int]) -> RebalancePlan:
         """The plan of which only these partitions move: all others stay where they are.
@@ -488,7 +508,7 @@ class RebalancePlan:
                 "partition": np.array(partition, dtype=np.int64),
                 "source": pd.Series(source, dtype=str),
                 "target": pd.Series(target, dtype=str),
-                "nbytes": np.array(nbytes, dtype=np.int64),
+                "nbytes": np.array(nbytes, dtype=np.int64 if max(nbytes, default=0) < 2**63 else object),
             }
         )
 
@@ -566,17 +586,22 @@ class RebalancePlan:
             raise ValueError("the moves in plan JSON do not turn its layout before into its layout after")
         rest = read_moves(fields.get("rest", []), "rest")
         for p, source, _, _ in rest:
-            if not 0 <= p < after.npartitions or after.owner_of(p) != source:
+            if p >= after.npartitions or after.owner_of(p) != source:
                 raise ValueError("the rest in plan JSON does not start from its layout after")
-        return cls(
+        leaving = fields.get("leaving", [])
+        if not isinstance(leaving, list):
+            raise ValueError(f"leaving in plan JSON must be a list of names, got {leaving!r}")
+        plan = cls(
             before,
             after,
             listed,
             integer("lower_bound in plan JSON", fields["lower_bound"], 0),
             Terms.from_fields(fields.get("terms", {}), before, after.weights),
             rest,
-            tuple(known_node(name, after.weights) for name in fields.get("leaving", ())),
+            tuple(known_node(name, after.weights) for name in leaving),
         )
+        check_moves(plan)
+        return plan
 
     # For people
 
@@ -615,6 +640,14 @@ class RebalancePlan:
         return report.as_html(self)
 
 
+def as_float(x: Fraction) -> float:
+    """The number as a float; inf where that is too large for one, as shares of tiny weights make it."""
+    try:
+        return float(x)
+    except OverflowError:
+        return inf
+
+
 def moves_between(before: Layout, after: Layout) -> tuple[Move, ...]:
     """The moves that turn one layout into another, in partition order, of unknown size."""
     changed = np.flatnonzero(owners_among(before, after.weights) != after.assignment)
@@ -644,7 +677,7 @@ def within_budget(plan: RebalancePlan, max_moves: int | None, max_bytes: int | N
     """
     if max_moves is None and max_bytes is None:
         return plan
-    sizes = plan.terms.sizes or (1,) * plan.before.npartitions
+    sizes = plan.terms.counted or (1,) * plan.before.npartitions
     for move in plan.moves:
         if max_bytes is not None and move.nbytes > max_bytes:
             raise ValueError(
@@ -653,8 +686,11 @@ def within_budget(plan: RebalancePlan, max_moves: int | None, max_bytes: int | N
             )
     capacity = dict(plan.terms.capacities)
     held = {name: load.before for name, load in plan.loads.items()}
-    share = {name: float(load.share) for name, load in plan.loads.items()}
+    share = {name: as_float(load.share) for name, load in plan.loads.items()}
     ordered = by_relief(plan.moves, sizes, held, share, capacity)
+    # A node that is beyond its capacity already may give part by part.
+    allowed = {name: max(limit, held.get(name, 0)) for name, limit in capacity.items()}
+    over: set[str] = set()
     chosen, spent, sound = 0, 0, 0
     for move in ordered[:max_moves]:
         spent += move.nbytes
@@ -663,10 +699,10 @@ def within_budget(plan: RebalancePlan, max_moves: int | None, max_bytes: int | N
         chosen += 1
         held[move.source] -= sizes[move.partition]
         held[move.target] += sizes[move.partition]
-        if all(held[name] <= limit for name, limit in capacity.items() if name in (move.source, move.target)):
+        for name in (move.source, move.target):
+            (over.add if held[name] > allowed.get(name, inf) else over.discard)(name)
+        if not over:
             sound = chosen
-    if not capacity:
-        sound = chosen
     if chosen and not sound:
         move = ordered[0]
         raise ValueError(
@@ -677,19 +713,15 @@ def within_budget(plan: RebalancePlan, max_moves: int | None, max_bytes: int | N
         return plan
     part = plan.restricted_to(move.partition for move in ordered[:sound])
     note = {
-        "to": signature(plan.after.weights, plan.terms, plan.after.assignment),
+        **note_for(plan.after, plan.terms),
         "moves": [[move.partition, move.target] for move in part.rest],
     }
-    extra = json.dumps({**json.loads(part.after.extra), REST: note})
-    return replace(part, after=replace(part.after, extra=extra))
-
-
-REST = "rest_of_plan"
+    return replace(part, after=replace(part.after, extra=extra_with(part.after, note)))
 
 
 def rest_of_plan(case: Case, weights: Mapping[str, Fraction]) -> npt.NDArray[np.int32] | None:
     """Where the plan leads that the layout is a part of, if it is one on these terms, as `fewest_moves`."""
-    note = json.loads(case.layout.extra).get(REST)
+    note = note_of(case.layout)
     number = {name: i for i, name in enumerate(weights)}
     owners = owners_among(case.layout, weights)
     try:
@@ -703,9 +735,23 @@ def rest_of_plan(case: Case, weights: Mapping[str, Fraction]) -> npt.NDArray[np.
     return owners_among(replace(case.layout, weights=weights, assignment=owners), case.weights)
 
 
-def without_rest(layout: Layout) -> str:
-    fields = json.loads(layout.extra)
-    return json.dumps({name: value for name, value in fields.items() if name != REST})
+def note_for(after: Layout, terms: Terms) -> dict[str, Any]:
+    """What the layout at the end of a plan says of it, for the same call on it to find nothing to do.
+
+    That is needed where a plan made anew could find another as good, or terms name nodes that have left.
+    """
+    left = terms.naming(after.weights)
+    return {
+        "to": signature(after.weights, terms, after.assignment),
+        "moves": [],
+        **({"left": left} if left else {}),
+    }
+
+
+def extra_with(layout: Layout, note: dict[str, Any] | None) -> str:
+    """The layout's unknown fields, with this note in place of any other."""
+    fields = {name: value for name, value in json.loads(layout.extra).items() if name != NOTE}
+    return json.dumps(fields if note is None else {**fields, NOTE: note})
 
 
 def signature(weights: Mapping[str, Fraction], terms: Terms, owners: npt.NDArray[np.int32]) -> str:
@@ -715,7 +761,10 @@ def signature(weights: Mapping[str, Fraction], terms: Terms, owners: npt.NDArray
 
 def read_moves(listed: Any, what: str) -> tuple[Move, ...]:
     try:
-        moves = tuple(Move(p, source, target, int(nbytes)) for p, source, target, nbytes in listed)
+        moves = tuple(
+            Move(integer("", p, 0), str(source), str(target), int(str(nbytes)))
+            for p, source, target, nbytes in listed
+        )
     except (TypeError, ValueError):
         raise ValueError(
             f"{what} in plan JSON must be a list of [partition, source, target, nbytes]"
@@ -723,3 +772,32 @@ def read_moves(listed: Any, what: str) -> tuple[Move, ...]:
     if min((move.nbytes for move in moves), default=0) < 0:
         raise ValueError("nbytes in plan JSON must not be negative")
     return moves
+
+
+def check_moves(plan: RebalancePlan) -> None:
+    """Refuse a plan, read from JSON, that is not what its terms ask or whose bound is not one."""
+    terms, takes = plan.terms, plan.active
+    if plan.lower_bound > plan.cost:
+        raise ValueError(
+            f"lower_bound in plan JSON is {plan.lower_bound}, and the plan moves {plan.cost}: it is no bound"
+        )
+    moves, pinned = (*plan.moves, *plan.rest), set(terms.pinned)
+    banned = {name: set(partitions) for name, partitions in terms.banned}
+    seen = set[int]()
+    for p, source, target, nbytes in moves:
+        wrong = (
+            "it moves twice" if p in seen
+            else "it is pinned" if p in pinned
+            else f"node {target!r} takes none" if target not in takes or target == source
+            else f"it is banned from node {target!r}" if p in banned.get(target, ())
+            else f"its size is {terms.sizes[p]}" if terms.sizes is not None and nbytes != terms.sizes[p]
+            else ""
+        )  # fmt: skip
+        if wrong:
+            raise ValueError(
+                f"plan JSON moves partition {p} from {source!r} to {target!r}, {nbytes} bytes, but {wrong}"
+            )
+        seen.add(p)
+    for name, limit in terms.capacities:
+        if name in takes and not plan.rest and plan.loads[name].after > limit:
+            raise ValueError(f"plan JSON has more on node {name!r} than its capacity of {limit}")

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from chash_partition.ring import HASH_BITS, HashRing, node_weights, some
+from chash_partition.ring import HASH_BITS, HashRing, node_name, node_weights, some
 
 __all__ = [
     "Balance",
@@ -124,6 +124,7 @@ def balance(held: Mapping[str, float], nodes: Nodes) -> Balance:
     Balance(max_over_mean=1.0, variation=0.0)
     """
     weights = node_weights(nodes)
+    held = {node_name(name): number for name, number in held.items()}
     for name, number in held.items():
         if number and name not in weights:
             raise ValueError(f"node {name!r} has {number} and is not among the nodes: {some(weights)}")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 from html import escape
+from math import ceil, floor
 from textwrap import fill
 from typing import TYPE_CHECKING
 
+from chash_partition.goal import GAIN
 from chash_partition.layout import count
 from chash_partition.waves import busiest, most_at_a_node
 
@@ -62,6 +65,7 @@ def tables(plan: RebalancePlan) -> list[tuple[list[str], list[list[str]], str]]:
         takes[move.target] += amount
     weights, loads = plan.after.weights, plan.loads
     gone = {**dict.fromkeys(plan.leaving, "leaves"), **dict.fromkeys(plan.terms.draining, "drains")}
+    joins = {name: "joins " for name in weights if name not in plan.before.weights}
     busiest_first = sorted(loads, key=lambda name: (-gives[name] - takes[name], name))
     show_amount = readable_bytes if sizes else "{:,}".format
     nodes = []
@@ -70,11 +74,26 @@ def tables(plan: RebalancePlan) -> list[tuple[list[str], list[list[str]], str]]:
         nodes.append(
             [
                 show(name),
-                gone.get(name, str(weights.get(name, "leaves"))),
+                gone.get(name) or joins.get(name, "") + decimal(weights[name])
+                if name in weights
+                else "leaves",
                 readable_bytes(round(share)) if sizes else f"{float(share):,.2f}",
                 *map(show_amount, (old, old - gives[name], takes[name], new)),
             ]
         )
+    old, new = (
+        sum(held) for held in zip(*((load.before, load.after) for load in loads.values()), strict=True)
+    )
+    share = sum((load.share for load in loads.values()), Fraction(0))
+    come = sum(takes.values())
+    nodes.append(
+        [
+            "total",
+            "",
+            readable_bytes(round(share)) if sizes else f"{float(share):,.2f}",
+            *map(show_amount, (old, old - come, come, new)),
+        ]
+    )
     moves = [
         [
             show(source),
@@ -100,47 +119,58 @@ def remarks(plan: RebalancePlan) -> list[str]:
 
 def by_bytes(plan: RebalancePlan) -> bool:
     """Whether bytes count and not partitions."""
-    return plan.terms.sizes is not None and (plan.terms.each is None or plan.terms.each > 0)
+    return plan.terms.counted is not None
 
 
 def reason(plan: RebalancePlan) -> str:
     """Why no plan moves fewer, in numbers."""
-    total, bound, each = plan.before.npartitions, plan.lower_bound, plan.terms.each
+    total, terms = plan.before.npartitions, plan.terms
+    moving, later = len(plan.moves) + len(plan.rest), ""
+    part = ""
     if plan.rest:
-        whole = count(len(plan.moves) + len(plan.rest), "partition")
         size = f" ({readable_bytes(plan.cost)})" if by_bytes(plan) else ""
-        return f"This is a part of a plan; the whole plan moves {whole}{size}."
-    if not plan.moves:
+        part = f"This is a part of a plan; the whole plan moves {count(moving, 'partition')}{size}. "
+        later = f", {len(plan.rest):,} of them later"
+    if not moving:
         return "Nothing has to move."
-    if each is None and plan.before.placement != "ring":
-        proof = (
-            f"It is proved that no plan to such loads moves less than {readable_bytes(bound)}: the "
-            "partitions that cannot stay, what others must go to make room for them, and what nodes lack."
+    if terms.each is None and plan.before.placement != "ring":
+        if plan.rest:
+            goal = "that leaves nodes within the same limits"
+        elif not nodes_outside(plan):
+            goal = f"that brings every node within {float(terms.tolerance):.3g} of its share"
+        elif limited(plan):
+            goal = "that leaves nodes within these limits"
+        else:
+            goal = "with so low a largest load"
+        which = "The whole" if plan.rest else "This"
+        at = "exactly that" if plan.cost == plan.lower_bound else f"{plan.gap:.1%} more"
+        return (
+            f"{part}Why no fewer bytes: it is proved that no plan {goal} moves less than "
+            f"{readable_bytes(plan.lower_bound)}: the partitions that cannot stay, what others must go to "
+            f"make room for them, and what nodes lack. {which} plan moves {at}."
         )
-        at = "exactly that" if plan.cost == bound else f"{plan.gap:.1%} more"
-        return f"Why no fewer bytes: {proof} This plan moves {at}."
-    bound = len(plan.moves)
     if plan.before.placement == "ring":
         return (
-            "Why no fewer: with placement 'ring' a partition belongs to the node of the first token at "
-            "or after its point. On the ring of the new nodes that is another node for "
-            f"{bound:,} of {total:,}."
+            f"{part}Why no fewer: with placement 'ring' a partition belongs to the node of the first token "
+            "at or after its point. On the ring of the new nodes that is another node for "
+            f"{moving:,} of {total:,}."
         )
-    terms = plan.terms
+    so = f"So at most {total - moving:,} of {total:,} can stay, and {moving:,} must move{later}."
     if terms.tolerance or terms.pinned or terms.draining or terms.banned or terms.capacities:
+        near = f"to within {float(terms.tolerance):.3g} or " if terms.tolerance else ""
+        limits = " and ".join(limited(plan)) if plan.rest or nodes_outside(plan) else ""
         asked = [
-            *([f"own its share to within {float(terms.tolerance):.3g}"] if terms.tolerance else []),
-            *([] if terms.tolerance else ["own its share rounded down or up"]),
+            f"own its share {near}rounded down or up{f', as far as {limits} allow,' if limits else ''}",
             *(["keep what is pinned"] if terms.pinned else []),
             *(["lose all else if it drains"] if terms.draining else []),
             *(["own nothing that is banned"] if terms.banned else []),
             *(["own no more than its capacity"] if terms.capacities else []),
         ]
         return (
-            f"Why no fewer: each node must {', '.join(asked)}. It can keep no more than that allows of what "
-            f"it owned. So at most {total - bound:,} of {total:,} can stay, and {bound:,} must move."
+            f"{part}Why no fewer: each node must {' and '.join(asked)}. It can keep no more than that allows "
+            f"of what it owned. {so}"
         )
-    weights = plan.after.weights.values()
+    weights = plan.active.values()
     unit = total / sum(weights)  # a Fraction, like the weights
     up = total - sum(int(unit * weight) for weight in weights)
     if up:
@@ -149,34 +179,60 @@ def reason(plan: RebalancePlan) -> str:
     else:
         quota, first = f"exactly its share of the {total:,} partitions", ""
     return (
-        f"Why no fewer: each node must own {quota}. "
-        f"It can keep no more than that of what it owned{first}. "
-        f"So at most {total - bound:,} of {total:,} can stay, and {bound:,} must move."
+        f"{part}Why no fewer: each node must own {quota}. "
+        f"It can keep no more than that of what it owned{first}. {so}"
     )
+
+
+def limited(plan: RebalancePlan) -> list[str]:
+    """What can keep nodes from their shares."""
+    terms = plan.terms
+    asked = (("pins", terms.pinned), ("bans", terms.banned), ("capacities", terms.capacities))
+    return [what for what, some in asked if some]
+
+
+def nodes_outside(plan: RebalancePlan) -> list[str]:
+    """Nodes that are not within the tolerance after the plan; those that drain or leave have no share."""
+    t, each = plan.terms.tolerance, plan.terms.each
+    unit = None if each is None else each or 1
+    if unit and not t and not limited(plan):
+        return []  # quotas, of which one may be a whole share and one
+
+    def inside(share: Fraction, held: int) -> bool:
+        if (1 - t) * share <= held <= (1 + t) * share:
+            return True
+        return unit is not None and floor(share / unit) <= held // unit <= ceil(share / unit)
+
+    return [
+        name
+        for name, load in plan.loads.items()
+        if name in plan.active and not inside(load.share, load.after)
+    ]
 
 
 def balance(plan: RebalancePlan) -> str:
-    """That no placement within the tolerance was found, if so."""
+    """That nodes are not within the tolerance, if so, and why."""
     terms = plan.terms
-    if terms.each is not None or plan.before.placement == "ring" or plan.rest or not terms.sizes:
+    if plan.before.placement == "ring" or plan.rest:
         return ""
-    shares = {name: load.share for name, load in plan.loads.items() if load.share}
-    t = terms.tolerance
-    outside = [
-        name
-        for name, share in shares.items()
-        if not (1 - t) * share <= plan.loads[name].after <= (1 + t) * share
-    ]
+    outside = nodes_outside(plan)
     if not outside:
         return ""
-    number = f"{count(len(outside), 'node')} of {len(shares):,} are outside"
-    found = (
-        f"{number}. The largest load, in shares, is as low as was found, and of such placements this "
-        "one moves few bytes."
+    shares = {name: plan.loads[name].share for name in plan.active}
+    number = (
+        f"{len(outside):,} of {count(len(shares), 'node')} {'is' if len(outside) == 1 else 'are'} outside"
     )
-    most = max(shares.values()) * (1 + t)
+    limits = " and ".join(limited(plan))
+    why = f"{number} the tolerance: {limits} keep nodes from their shares, and the others share the rest."
+    if terms.each is not None:
+        return why
+    found = (
+        f"{number}. The largest load, in shares, is as low as was found, to within {1 / GAIN:.1%}, and of "
+        "such placements this one moves few bytes."
+    )
+    most = max(shares.values()) * (1 + terms.tolerance)
     pinned = set(terms.pinned)
-    sizes = {p: size for p, size in enumerate(terms.sizes) if p not in pinned}
+    sizes = {p: size for p, size in enumerate(terms.sizes or ()) if p not in pinned}
     giant = max(sizes, key=sizes.__getitem__, default=-1)
     if giant >= 0 and sizes[giant] > most:
         return (
@@ -184,39 +240,40 @@ def balance(plan: RebalancePlan) -> str:
             f"{readable_bytes(sizes[giant])}, and no node may own more than "
             f"{readable_bytes(int(most))}. {found} Pin it, and the other nodes share the rest."
         )
-    if terms.pinned or terms.capacities:
-        return (
-            f"{number} the tolerance: what is pinned, and capacities, set the shares of the others; or none "
-            "was found within."
-        )
-    return f"No placement within the tolerance of {float(t):.3g} was found. {found}"
+    if limits:
+        return f"{why[:-1]}; or none was found within."
+    return f"No placement within the tolerance of {float(terms.tolerance):.3g} was found. {found}"
 
 
 def between_old_nodes(plan: RebalancePlan) -> str:
     """That partitions move between nodes that were there before and stay, if so, and why."""
-    takes = {n for n in plan.after.nodes if n not in plan.terms.draining and n not in plan.leaving}
+    takes = set(plan.active)
     old = takes & set(plan.before.nodes)
-    between = sum(move.source in old and move.target in old for move in plan.moves)
+    between = [move for move in plan.moves if move.source in old and move.target in old]
     if not between or plan.before.placement == "ring":
         return ""
     terms, before, after = plan.terms, plan.before.weights, plan.after.weights
     held = plan.before.counts()
-    unit = plan.before.npartitions / sum(before.values())
+    barred = {p for _, banned in terms.banned for p in banned}
+    empty = {move.target for move in between if not held[move.target]}
+    unit = plan.before.npartitions / sum(w for name, w in before.items() if name not in empty)
     why = [
         *(["sizes are not equal"] if terms.each is None else []),
         *(["weights change"] if any(before[name] != after[name] for name in old) else []),
         *(["weights are not equal"] if len({after[name] for name in takes}) > 1 else []),
         *(
             ["the layout was not balanced"]
-            if any(abs(held[n] - unit * before[n]) >= 1 for n in before)
+            if any(abs(held[n] - unit * before[n]) >= 1 for n in before if n not in empty)
             else []
         ),
-        *(["some are banned"] if terms.banned else []),
+        *(["some of them owned nothing"] if empty else []),
+        *(["some are banned"] if any(move.partition in barred for move in plan.moves) else []),
         *(["some are pinned"] if terms.pinned else []),
-        *(["capacities are limited"] if terms.capacities else []),
+        *(["capacities are limited"] if any(name in old for name, _ in terms.capacities) else []),
     ]
     reasons = ", ".join(why)
-    return f"{count(between, 'partition')} move between nodes that stay: {reasons}."
+    move = "moves" if len(between) == 1 else "move"
+    return f"{count(len(between), 'partition')} {move} between nodes that stay: {reasons}."
 
 
 def duration(plan: RebalancePlan) -> str:
@@ -244,6 +301,12 @@ def wrapped(text: str) -> str:
 def by_count(flow: tuple[tuple[str, str], int]) -> tuple[int, tuple[str, str]]:
     """Sort key: most partitions first, then by names."""
     return -flow[1], flow[0]
+
+
+def decimal(weight: Fraction) -> str:
+    """A weight in a table: exactly, if that is short."""
+    exact = str(weight)
+    return exact if len(exact) <= 12 else f"{float(weight):.6g}"
 
 
 def show(name: str) -> str:

@@ -542,6 +542,10 @@ def each_node(nodes: Any) -> Iterable[Any]:
 
 def node_weights(nodes: Any, known: Mapping[str, Fraction] | None = None) -> dict[str, Fraction]:
     """Weights by name, sorted; of bare names, the known weights, or 1."""
+    if hasattr(nodes, "to_dict") and not all(isinstance(value, str) for value in nodes):
+        if not nodes.index.is_unique:
+            raise ValueError("a node is named twice in the index of weights: a name is one node's identity")
+        nodes = nodes.to_dict()  # a Series of weights by name
     weights: dict[str, Fraction] = {}
     for node in each_node(nodes):
         name = node_name(node)

@@ -174,6 +174,8 @@ class Event(NamedTuple):
 
 def _steps(trace: Iterable[tuple[Any, ...]], weights: Weights) -> Iterator[tuple[Event, Weights]]:
     """Each event, checked, with the nodes there are after it."""
+    if isinstance(trace, (str, bytes)) or not isinstance(trace, Iterable):
+        raise ValueError(f"trace must be a list of events, as ('join', 'w4'), got {trace!r}")
     for number, given in enumerate(trace):
         try:
             event = _event(given)

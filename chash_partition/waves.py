@@ -53,13 +53,15 @@ def in_waves(moves: Sequence[Move], concurrency: int) -> tuple[tuple[Move, ...],
     [[0], [1, 2]]
     """
     colours = most_at_a_node(moves)
-    # By (side, node): the move that has each colour there.
+    # By (side, node): the move that has each colour there, and a colour below which none is free.
     taken: dict[tuple[int, str], dict[int, int]] = defaultdict(dict)
+    lowest: Counter[tuple[int, str]] = Counter()
     colour_of: dict[int, int] = {}
 
     def free(end: tuple[int, str]) -> int:
         used = taken[end]
-        return next(colour for colour in range(colours) if colour not in used)
+        lowest[end] = next(colour for colour in range(lowest[end], colours) if colour not in used)
+        return lowest[end]
 
     order = sorted(range(len(moves)), key=lambda i: (-moves[i].nbytes, moves[i].partition))
     for i in order:
@@ -77,6 +79,7 @@ def in_waves(moves: Sequence[Move], concurrency: int) -> tuple[tuple[Move, ...],
             for step in path:
                 for end in ((0, moves[step].source), (1, moves[step].target)):
                     taken[end].pop(colour_of[step], None)
+                    lowest[end] = min(lowest[end], colour_of[step])
             for step in path:
                 colour = colour_of[step] = there if colour_of[step] == here else here
                 for end in ((0, moves[step].source), (1, moves[step].target)):
@@ -161,7 +164,8 @@ def waves_within(
                 receives[move.target] += 1
                 coming[move.target] += move.nbytes
         if wave:
-            waiting = [move for move in waiting if move not in set(wave)]
+            going = set(wave)
+            waiting = [move for move in waiting if move not in going]
         else:
             hop, onward = make_way(waiting, staged, held, capacity, barred)
             wave = [hop]

@@ -421,6 +421,31 @@ def test_restricted_to(change, data):
     check(plan_rebalance(part.after, nodes), nodes)
 
 
+def test_sizes_of_a_plan_that_was_made_with_sizes_stay():
+    plan = plan_rebalance(layout(4, ["a"]), ["a", "b"], sizes=[1, 2, 3, 4], max_moves=1)
+    assert plan.with_sizes([1, 2, 3, 4]) == plan
+    with pytest.raises(ValueError, match="was made with sizes, of which partition"):
+        plan.with_sizes([9] * 4)
+    part = plan_rebalance(layout(4, ["a"]), ["a", "b"], max_moves=1).with_sizes([5] * 4)
+    assert [move.nbytes for move in (*part.moves, *part.rest)] == [5, 5]
+
+
+def test_a_series_of_weights_is_a_mapping():
+    before = layout()
+    weights = {"w0": 2, "w1": 1, "w4": 0.5}
+    assert plan_rebalance(before, pd.Series(weights)) == plan_rebalance(before, weights)
+    assert plan_rebalance(before, pd.Series(["w0", "w4"])) == plan_rebalance(before, ["w0", "w4"])
+    with pytest.raises(ValueError, match="named twice"):
+        plan_rebalance(before, pd.Series([1, 2], index=["a", "a"]))
+
+
+def test_tiny_weights():
+    plan = plan_rebalance(layout(4, ["a", "b"]), {"a": 1, "b": Fraction(1, 10**320)})
+    assert plan.imbalance_before == inf
+    assert max(map(len, str(plan).splitlines())) <= 110
+    assert "1e-300" in str(plan_rebalance(layout(4, ["a"]), {"a": 1, "b": 1e-300}))
+
+
 def test_restricted_to_what_does_not_move():
     plan = plan_rebalance(layout(), ["w0", "w1", "w2", "w3", "w4"])
     staying = min(set(range(64)) - {move.partition for move in plan.moves})
@@ -501,6 +526,8 @@ def test_to_pandas():
     assert table.columns.tolist() == ["partition", "source", "target", "nbytes"]
     assert len(table) == 12
     assert table.iloc[0].tolist() == [5, "w1", "w4", 5]
+    huge = plan_rebalance(layout(2, ["a"]), ["b"]).with_sizes([2**64, 1]).to_pandas()
+    assert huge["nbytes"].tolist() == [2**64, 1]
     nothing = plan_rebalance(layout(), layout().nodes).to_pandas()
     assert nothing.dtypes.tolist() == table.dtypes.tolist()
 
@@ -532,12 +559,13 @@ w1    w4           3  3.0 MiB
 w2    w4           3  3.0 MiB
 w3    w4           3  3.0 MiB
 
-node  weight  share  owned  stay  come  owns
-w0         1  12.80     16    13     0    13
-w1         1  12.80     16    13     0    13
-w2         1  12.80     16    13     0    13
-w3         1  12.80     16    13     0    13
-w4         1  12.80      0     0    12    12
+node    weight  share  owned  stay  come  owns
+w0           1  12.80     16    13     0    13
+w1           1  12.80     16    13     0    13
+w2           1  12.80     16    13     0    13
+w3           1  12.80     16    13     0    13
+w4     joins 1  12.80      0     0    12    12
+total           64.00     64    52    12    64
 
 Why no fewer: each node must own its share of the 64 partitions rounded down, and 4 of 5 one more.
 It can keep no more than that of what it owned, and the one more goes first to nodes that owned
@@ -550,7 +578,7 @@ more. So at most 52 of 64 can stay, and 12 must move.
 
 def test_print_of_nodes_that_leave():
     text = str(plan_rebalance(layout(60, list("abc"), vnodes=32), ["a", "b"]))
-    assert "c     leaves   0.00     20     0     0     0" in text
+    assert "c      leaves   0.00     20     0     0     0" in text
     assert "Why no fewer: each node must own exactly its share of the 60 partitions." in text
     assert "inf -> 1." in text
 

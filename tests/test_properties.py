@@ -88,6 +88,10 @@ def test_balance_says_what_is_wrong(given_, says):
         balance(*given_)
 
 
+def test_balance_takes_int_names_as_everything_does():
+    assert balance(counts([0, 1, 1]), [0, 1]).max_over_mean == 4 / 3
+
+
 @given(changes())
 def test_monotonicity_and_smoothness(change):
     before, after, old, new = change

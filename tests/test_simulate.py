@@ -164,6 +164,7 @@ def test_order_of_nodes_matters_to_no_method_and_keys_may_be_any():
         ([("weight", "w1", 0)], "event 0 .*weight of node 'w1' must be a number above 0"),
         ([("explode", "w1")], "event 0 .*an event is"),
         (["leave w1"], "event 0 .*an event is"),
+        (5, "trace must be a list of events"),
         ([("leave", 1.5)], "event 0 .*a node name must be a str or an int"),
     ],
 )

@@ -1,8 +1,11 @@
 """Which moves go first, and which at the same time."""
 
 from collections import Counter
+from fractions import Fraction
 from math import ceil
+from time import process_time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -101,6 +104,8 @@ def test_waves_and_estimate_of_a_plan():
     assert plan.with_sizes([10] * 64).estimate(bandwidth=5, concurrency=16) == (32.0, 32.0)
     with pytest.raises(ValueError, match="sizes of the partitions are not known"):
         plan.estimate(bandwidth=5)
+    for five in (5.0, np.int64(5), np.float32(5), Fraction(5)):
+        assert plan.with_sizes([10] * 64).estimate(five) == (32.0, 32.0)
     for wrong in (0, -1, "fast", float("inf"), True):
         with pytest.raises(ValueError, match="bandwidth must be a number of bytes a second above 0"):
             plan.estimate(bandwidth=wrong)
@@ -110,6 +115,13 @@ def test_waves_and_estimate_of_a_plan():
     nothing = plan_rebalance(plan.after, plan.after.nodes)
     assert nothing.waves(1) == ()
     assert nothing.estimate(bandwidth=1) == (0.0, 0.0)
+
+
+def test_many_moves_from_one_node_take_seconds_at_most():
+    plan = plan_rebalance(Layout.create("k", 20_000, ["a"]), list("abcdefghijk"))
+    started = process_time()
+    assert len(plan.waves()) == most(plan.moves)
+    assert process_time() - started < 3
 
 
 def test_many_moves_take_seconds_at_most():
