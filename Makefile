@@ -17,9 +17,8 @@ help:  ## list the targets
 demo: .venv/.installed  ## run the main job on real data, on a LocalCluster of its own
 	$(BIN)/python examples/elastic_scaling.py
 
-# Two processes at a time, each with whole files: what a file's tests share is made once.
 test: .venv/.installed  ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest
 
 test-long: .venv/.installed  ## run the tests and the long campaigns
 	$(BIN)/python -m pip install --quiet -e '.[bench]'
