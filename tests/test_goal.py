@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
+from layouts import layout, owners
 from scipy.optimize import LinearConstraint, milp
 from scipy.sparse import csr_array, kron
 
@@ -24,14 +25,6 @@ from chash_partition.layout import quotas
 NAMES = ["w1", "w11", "w1#1", "W1", "", "名"]
 weights = st.sampled_from([1, 1, 1, 2, 0.5, 0.01, 1.0, 300])
 clusters = st.dictionaries(st.sampled_from(NAMES), weights, min_size=1)
-
-
-def layout(npartitions=64, nodes=("w0", "w1", "w2", "w3"), **kwargs):
-    return Layout.create("user_id", npartitions, nodes, **kwargs)
-
-
-def owners(layout):
-    return [layout.owner_of(p) for p in range(layout.npartitions)]
 
 
 @st.composite

@@ -16,6 +16,7 @@ import pytest
 from dask.base import tokenize
 from hypothesis import given
 from hypothesis import strategies as st
+from layouts import layout, owners
 
 from chash_partition import HashRing, Layout, hash_keys
 from chash_partition.hashing import hash_key, partition_ids
@@ -24,14 +25,6 @@ from chash_partition.layout import quotas
 VECTORS = json.loads((Path(__file__).parent / "data" / "ring_vectors.json").read_text())
 weights = st.sampled_from([1, 2, 0.5, 0.1, 3, 10, 0.01, Fraction(1, 3)])
 clusters = st.dictionaries(st.sampled_from(["w1", "w11", "w1#1", "W1", "", "名", "7"]), weights, min_size=1)
-
-
-def layout(npartitions=64, nodes=("w0", "w1", "w2", "w3"), **kwargs):
-    return Layout.create("user_id", npartitions, nodes, **kwargs)
-
-
-def owners(layout):
-    return [layout.owner_of(p) for p in range(layout.npartitions)]
 
 
 # Placement

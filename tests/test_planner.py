@@ -18,6 +18,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layouts import layout, owners
 from scipy.optimize import LinearConstraint, milp
 from scipy.sparse import csr_array, kron
 
@@ -27,14 +28,6 @@ VECTORS = json.loads((Path(__file__).parent / "data" / "ring_vectors.json").read
 NAMES = ["w1", "w11", "w1#1", "W1", "", "名", "w10", "a\nb"]
 weights = st.sampled_from([1, 1, 1, 2, 0.5, 0.1, 3, 10, 0.01, Fraction(1, 3)])
 clusters = st.dictionaries(st.sampled_from(NAMES), weights, min_size=1)
-
-
-def layout(npartitions=64, nodes=("w0", "w1", "w2", "w3"), **kwargs):
-    return Layout.create("user_id", npartitions, nodes, **kwargs)
-
-
-def owners(layout):
-    return [layout.owner_of(p) for p in range(layout.npartitions)]
 
 
 @st.composite
