@@ -448,12 +448,31 @@ def test_budgets_lead_to_the_full_plan(given_, budget, by_bytes, data):
 
 
 def test_the_budget_goes_first_where_it_relieves_most():
-    before = layout(100, ["a", "b", "c", "d"]).with_assignment("a" * 50 + "b" * 30 + "c" * 20)
+    before = layout(100, ["a", "b", "c", "d"]).with_assignment("c" * 20 + "b" * 30 + "a" * 50)
     plans = follow(before, list("abcd"), max_moves=5)
     worst = [plan.imbalance_after for plan in plans]
     assert worst == sorted(worst, reverse=True)
     assert {move.source for move in plans[0].moves} == {"a"}
     assert plans[0].imbalance_after == 45 / 25
+
+
+@settings(max_examples=25)
+@given(st.integers(2, 24), st.booleans(), st.sampled_from(["abcd", "abe"]), st.data())
+def test_the_next_move_relieves_the_node_that_is_most_above_its_share(npartitions, by_bytes, after, data):
+    owned = data.draw(st.lists(st.sampled_from("abcd"), min_size=npartitions, max_size=npartitions))
+    before = layout(npartitions, list("abcd")).with_assignment(owned)
+    terms = {}
+    if by_bytes:
+        sizes = data.draw(st.lists(st.integers(1, 9), min_size=npartitions, max_size=npartitions))
+        terms = {"sizes": sizes, "tolerance": 0.05}
+    for part in follow(before, list(after), **terms, max_moves=1):
+        (move,) = part.moves
+        above = {
+            name: load.before / load.share if load.share else inf
+            for name, load in part.loads.items()
+            if name in {other.source for other in (move, *part.rest)}
+        }
+        assert above[move.source] == max(above.values())
 
 
 def test_other_terms_are_another_plan():
