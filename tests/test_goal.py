@@ -789,6 +789,23 @@ def test_bad_json_is_refused(change, message):
         RebalancePlan.from_json(json.dumps({**fields, **change}))
 
 
+def test_json_of_a_plan_that_breaks_its_own_terms_is_refused():
+    plan = plan_rebalance(layout(), [*layout().nodes, "w4"], sizes=[1] * 64)
+    first, fields = plan.moves[0], json.loads(plan.to_json())
+    assert RebalancePlan.from_json(json.dumps(fields)) == plan
+    for change, message in (
+        ({"terms": {**fields["terms"], "pinned": [first.partition]}}, "but it is pinned"),
+        ({"rest": [[first.partition, "w4", "w0", "1"]]}, "but it moves twice"),
+        (
+            {"terms": {**fields["terms"], "capacities": {"w4": "5"}}},
+            "more on node 'w4' than its capacity of 5",
+        ),
+        ({"lower_bound": 13}, "it is no bound"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            RebalancePlan.from_json(json.dumps({**fields, **change}))
+
+
 def test_moves_between_old_nodes_are_said_and_explained():
     before = layout()
     assert "nodes that stay" not in str(plan_rebalance(before, [*before.nodes, "w4"]))
