@@ -18,7 +18,7 @@ demo: .venv/.installed  ## run the main job on real data, on a LocalCluster of i
 	$(BIN)/python examples/elastic_scaling.py
 
 test: .venv/.installed  ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-long: .venv/.installed  ## run the tests and the long campaigns
 	$(BIN)/python -m pip install --quiet -e '.[bench]'

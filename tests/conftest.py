@@ -1,8 +1,14 @@
-"""What all tests share: a real cluster, and a client for each test that asks for one."""
+"""What all tests share: a real cluster, and a client for each test that asks for one.
+
+`make test` runs two processes. One has all the tests of clusters, for these have several processes of
+their own and time-outs; the other has the rest.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 from distributed import Client, LocalCluster
@@ -12,6 +18,17 @@ WORKERS = 4
 
 settings.register_profile("chash", deadline=None)
 settings.load_profile("chash")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    @cache
+    def of_clusters(path: Path) -> bool:
+        text = path.read_text()
+        return path.name == "test_examples.py" or "Client(" in text or "from clusters import" in text
+
+    for item in items:
+        if "client" in getattr(item, "fixturenames", ()) or "cluster-" in item.name or of_clusters(item.path):
+            item.add_marker(pytest.mark.xdist_group("clusters"))
 
 
 @pytest.fixture(scope="session")

@@ -84,11 +84,12 @@ class BringToOwners(ActiveMemoryManagerPolicy):
     refused : why, for each key that was given up
     """
 
-    __slots__ = ("asked", "halted", "open", "refused", "targets")
+    __slots__ = ("asked", "frames", "halted", "open", "refused", "targets")
 
     def __init__(self, targets: Mapping[Any, tuple[str, ...]]):
         self.targets = dict(targets)
         self.open = dict(targets)
+        self.frames = {frame for frame, _ in targets}
         self.asked: dict[tuple[Any, str], float] = {}
         self.refused: dict[Any, str] = {}
         self.halted: float | None = None
@@ -150,9 +151,21 @@ class BringToOwners(ActiveMemoryManagerPolicy):
                     self.asked[key, ws.address] = now
                     count(ts, ws)
                     yield Suggestion("replicate", ts, {ws})
-            else:
+            elif not self.is_awaited(key):
                 for other in ts.who_has.difference(targets):
                     yield Suggestion("drop", ts, {other})
+
+    def is_awaited(self, key: Any) -> bool:
+        """Whether the same partition of another frame is still on its way.
+
+        Until it is there too, the old owner has both, and a join of the two need fetch neither.
+        """
+        for frame in self.frames:
+            addresses = self.open.get((frame, key[1]), ())
+            ts = self.manager.scheduler.tasks.get((frame, key[1])) if addresses else None
+            if ts is not None and ts.who_has and not {*addresses} <= {ws.address for ws in ts.who_has}:
+                return True
+        return False
 
     def _refuse(self, key: Any, reason: str) -> None:
         self.refused[key] = reason
@@ -164,8 +177,8 @@ HALTED = "the move was stopped"
 
 
 def lacks_room(ws: Any, ts: Any, coming: int) -> bool:
-    """Whether a worker's limit is too low for what it manages, what is coming, and this task."""
-    return bool(ws.memory_limit) and ws.nbytes + coming + ts.nbytes > ws.memory_limit
+    """Whether a worker's limit is too low for what it manages in memory, what is coming, and this task."""
+    return bool(ws.memory_limit) and ws.memory.managed + coming + ts.nbytes > ws.memory_limit
 
 
 @contextmanager
@@ -224,10 +237,11 @@ async def bring_to_owners(
             await asyncio.sleep(max(TICK, 4 * (time() - began)))
     for key in move.open:
         if not move.placed(key):
-            move.refused[key] = _why(scheduler, key, move.targets[key], stall)
+            move.refused[key] = _why(scheduler, move, key, stall)
 
 
-def _why(scheduler: Any, key: Any, addresses: tuple[str, ...], stall: float) -> str:
+def _why(scheduler: Any, move: BringToOwners, key: Any, stall: float) -> str:
+    addresses = move.targets[key]
     ts = scheduler.tasks.get(key)
     if ts is None or ts.state != "memory" or not ts.who_has:
         return f"it was still being computed after {stall:g} s without progress"
@@ -235,9 +249,11 @@ def _why(scheduler: Any, key: Any, addresses: tuple[str, ...], stall: float) -> 
         ws = missing[0]
         if ws is not None and lacks_room(ws, ts, 0):
             return (
-                f"worker {ws.name} has no room for it: it manages {format_bytes(ws.nbytes)} of "
+                f"worker {ws.name} has no room for it: it manages {format_bytes(ws.memory.managed)} of "
                 f"{format_bytes(ws.memory_limit)}, and the partition has {format_bytes(ts.nbytes)}"
             )
         return f"the copy did not arrive within {stall:g} s"
+    if move.is_awaited(key):
+        return "the same partition of another frame of the layout could not be moved"
     holders = sorted(str(ws.name) for ws in ts.who_has if ws.address not in addresses)
     return f"tasks kept a second copy in use on {', '.join(holders)} for {stall:g} s"

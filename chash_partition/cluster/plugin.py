@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from chash_partition.cluster.autobalance import Autobalance
 
 NAME = "chash"
+# How long the end of a move is kept for the client that asked for it, in seconds.
+UNREAD = 60.0
 
 
 @dataclass
@@ -31,6 +34,7 @@ class Registered:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     # The move that a client asked for, until that has read how it ended.
     moving: asyncio.Task[dict[str, Any]] | None = None
+    ended: float = inf
     progress: dict[str, Any] = field(default_factory=dict)
     # What is being moved now, and the layout that this makes.
     move: BringToOwners | None = None
@@ -75,7 +79,9 @@ class ChashPlugin(SchedulerPlugin):
             return None
         here = {name: (name, 0) in self.scheduler.tasks for name in entry.frames}
         entry.frames = {name: seen for name, seen in entry.frames.items() if here[name] or not seen}
-        if not entry.frames and entry.moving is None:
+        # A client that died will never read how its move ended.
+        unread = entry.moving is not None and time() < entry.ended + UNREAD
+        if not entry.frames and not unread:
             del self.layouts[layout_id]
             if entry.autobalance is not None:
                 entry.autobalance.end("no frame of the layout is left")
@@ -141,6 +147,7 @@ class ChashPlugin(SchedulerPlugin):
         if error := self._refusal(entry, before, target, present):
             entry.lock.release()
             return {"error": error}
+        entry.ended = inf
         entry.moving = asyncio.create_task(self._move_and_unlock(entry, target, present, stall))
         return {"started": True}
 
@@ -164,6 +171,7 @@ class ChashPlugin(SchedulerPlugin):
         try:
             return await self.carry_out(entry, *arguments)
         finally:
+            entry.ended = time()
             entry.lock.release()
 
     async def carry_out(

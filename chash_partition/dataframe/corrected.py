@@ -11,15 +11,21 @@ from typing import Any
 from chash_partition._dask import (
     Concat,
     Expr,
+    Fillna,
+    Isin,
+    Mask,
     MethodOperatorAlign,
     OpAlignPartitions,
     Projection,
     RearrangeByColumn,
+    Replace,
     ResetIndex,
+    Round,
     SetIndex,
     SetPartition,
     SortValues,
     StackPartition,
+    Where,
     determine_column_projection,
 )
 from chash_partition.dataframe.knowledge import Known, columns_of, known, labels
@@ -127,6 +133,48 @@ class PlacedMethod(AlignsRows, MethodOperatorAlign):
     pass
 
 
+class TakesColumns(Ours):
+    """Where arguments say something for each column, Dask gives them to the one column that is wanted as a
+    series, to which they are about its labels. So that column stays a frame."""
+
+    def _known(self) -> Known | None:
+        return known(type(self).__mro__[2](*self.operands))
+
+    def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
+        if not isinstance(parent, Projection) or self.frame.ndim == 1:
+            return super()._simplify_up(parent, dependents)
+        wanted = labels(determine_column_projection(self, parent, dependents))
+        there = columns_of(self.frame)
+        kept = [name for name in there if name in wanted]
+        if not kept or len(kept) == len(there):
+            return None
+        return parent.substitute(self, type(self)(self.frame[kept], *self.operands[1:]))
+
+
+class PlacedFillna(TakesColumns, Fillna):
+    pass
+
+
+class PlacedIsin(TakesColumns, Isin):
+    pass
+
+
+class PlacedMask(TakesColumns, Mask):
+    pass
+
+
+class PlacedReplace(TakesColumns, Replace):
+    pass
+
+
+class PlacedRound(TakesColumns, Round):
+    pass
+
+
+class PlacedWhere(TakesColumns, Where):
+    pass
+
+
 CORRECTED: dict[type[Expr], type[Expr]] = {
     Concat: PlacedConcat,
     SortValues: PlacedSort,
@@ -134,4 +182,10 @@ CORRECTED: dict[type[Expr], type[Expr]] = {
     ResetIndex: PlacedReset,
     OpAlignPartitions: PlacedOperator,
     MethodOperatorAlign: PlacedMethod,
+    Fillna: PlacedFillna,
+    Isin: PlacedIsin,
+    Mask: PlacedMask,
+    Replace: PlacedReplace,
+    Round: PlacedRound,
+    Where: PlacedWhere,
 }

@@ -5,8 +5,14 @@ Each run is one seed: it says who dies, and when.
 
 from __future__ import annotations
 
+import os
 import random
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, closing, nullcontext
 
 import dask.config
 import pytest
@@ -14,6 +20,7 @@ from clusters import (
     FOUR,
     MORTALS,
     SETTINGS,
+    assert_on_owners,
     assert_right,
     holders,
     keys_of,
@@ -29,7 +36,7 @@ from clusters import (
 from distributed import Client, wait
 
 # About 5 s each, most of which nannies need to start workers again.
-RUNS, LONG_RUNS = 18, 100
+RUNS, LONG_RUNS = 25, 100
 
 
 @pytest.fixture(scope="module")
@@ -97,20 +104,25 @@ def actors(plan) -> dict[str, str]:
     return {"source": move.source, "target": move.target, "bystander": bystander}
 
 
-def death(client, df, rng, who, when):
-    """One worker dies before, while or after partitions move."""
+def restart(client: Client, *names: str) -> None:
+    """Have nannies start these workers again."""
+    client.restart_workers([workers(client)[name] for name in names])
+
+
+def death(client, df, rng, end, who, when):
+    """One worker ends before, while or after partitions move."""
     plan = df.chash.plan()
     victim = actors(plan)[who]
     follows = df.chash.autobalance(replicas=rng.choice([1, 1, 2]))
     if when == "before":
-        kill(client, victim)
+        end(client, victim)
     elif when == "during":
-        with partitions_in_use(client, df, [plan.moves[0].partition]):
+        with partitions_in_use(client, df, [rng.choice(plan.moves).partition]):
             until(lambda: moving(follows))
-            kill(client, victim)
+            end(client, victim)
     else:
         until(lambda: follows.status().moves >= len(plan.moves))
-        kill(client, victim)
+        end(client, victim)
     return follows
 
 
@@ -148,12 +160,70 @@ def frozen(client, df, rng):
     return follows
 
 
+CLIENT = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from distributed import Client
+import chash_partition
+if __name__ == "__main__":
+    with Client(sys.argv[1]) as client:
+        client.get_dataset("chaos").chash.rebalance(progress=False)
+"""
+
+
+def client_dies(client, df, rng):
+    """One that waits for the move that it asked for; another goes on."""
+    plan = df.chash.plan()
+    client.publish_dataset(chaos=df)
+    try:
+        with (
+            partitions_in_use(client, df, [rng.choice(plan.moves).partition]),
+            subprocess.Popen([sys.executable, "-c", CLIENT, client.scheduler.address, *sys.path]) as process,
+        ):
+            until(lambda: being_moved(client))
+            process.kill()
+    finally:
+        client.unpublish_dataset("chaos")
+    return df.chash.autobalance()
+
+
+def being_moved(client: Client) -> bool:
+    return client.run_on_scheduler(
+        lambda dask_scheduler: any(
+            entry.move is not None for entry in dask_scheduler.plugins["chash"].layouts.values()
+        )
+    )
+
+
+def another_cluster(client, df, rng):
+    """Of this process; a worker of each dies, and then all of the other."""
+    pdf = rows(200)
+    with (
+        dask.config.set(SETTINGS),
+        local_cluster(3) as cluster,
+        Client(cluster, set_as_default=False) as other,
+    ):
+        with other.as_current():
+            there = placed(pdf, nodes=["0"], npartitions=8).chash.persist()
+        wait(there)
+        follows, others = df.chash.autobalance(), there.chash.autobalance()
+        kill(client, rng.choice(FOUR))
+        kill(other, "1")
+        until(lambda: others.status().state == "settled" and others.status().workers == ("0", "1", "2"))
+        assert_on_owners(other, there)
+        assert_right(there, pdf)
+    return follows
+
+
 SCENES = [
     *[
-        (death, who, when)
+        (death, kill, who, when)
         for who in ("source", "target", "bystander")
         for when in ("before", "during", "after")
     ],
+    *[(death, restart, who, "during") for who in ("source", "target", "bystander")],
+    (client_dies,),
+    (another_cluster,),
     (two_deaths,),
     (death_and_join,),
     (frozen,),
@@ -196,3 +266,92 @@ def test_chaos(victims, seed):
 @pytest.mark.parametrize("seed", range(RUNS, RUNS + LONG_RUNS))
 def test_more_chaos(victims, seed):
     run(victims, seed)
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_the_cluster_is_restarted(victims, when):
+    """All frames are gone then, and nothing of ours is left."""
+    pdf = rows(400)
+    lazy = placed(pdf, nodes=FOUR[:2], npartitions=16)
+    df = lazy.chash.persist()
+    wait(df)
+    around = managed(victims)
+    follows = df.chash.autobalance()
+    if when == "during":
+        with stopped(victims, "3"):
+            until(lambda: moving(follows))
+            victims.restart(timeout=60, wait_for_workers=False)
+    elif when == "after":
+        until(lambda: follows.status().state == "settled")
+    if when != "during":
+        victims.restart(timeout=60)
+    assert follows.status().state == "ended"
+    assert managed(victims) == around
+    until(lambda: workers(victims).keys() == {*FOUR})
+    again = lazy.chash.persist()
+    with again.chash.autobalance() as follows:
+        until(lambda: follows.status().state == "settled" and len(follows.status().workers) == MORTALS)
+        assert_on_owners(victims, again)
+        assert_right(again, pdf)
+    assert managed(victims) == around
+
+
+def dask_command(stack: ExitStack, *arguments: str) -> subprocess.Popen[bytes]:
+    """`dask ...` from the command line, until the stack is closed."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dask", *arguments, "--no-dashboard"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    return process
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_the_scheduler_dies(when):
+    """All is gone then, and said so; the next one begins anew."""
+    pdf = rows(400)
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    address = f"tcp://127.0.0.1:{port}"
+
+    def start(stack: ExitStack) -> list[subprocess.Popen[bytes]]:
+        scheduler = ("scheduler", "--host", "127.0.0.1", "--port", port)
+        worker = ("worker", address, "--nthreads", "1", "--name")
+        return [
+            dask_command(stack, *scheduler),
+            *(dask_command(stack, *worker, name) for name in FOUR[:3]),
+        ]
+
+    with ExitStack() as stack, dask.config.set({"chash-partition.autobalance.settle": "100ms"}):
+        processes = start(stack)
+        client = stack.enter_context(Client(address, timeout=30))
+        client.wait_for_workers(3)
+        lazy = placed(pdf, nodes=["0"], npartitions=12)
+        df = lazy.chash.persist()
+        wait(df)
+        follows = df.chash.autobalance()
+        if when == "after":
+            until(lambda: follows.status().state == "settled" and follows.status().moves == 8)
+        with stopped(client, "2") if when == "during" else nullcontext():
+            if when == "during":
+                until(lambda: moving(follows))
+            processes[0].kill()
+            processes[0].wait()
+        for process in processes[1:]:
+            process.terminate()
+            process.wait(30)
+        start(stack)
+        until(lambda: client.status == "running")
+        client.wait_for_workers(3)
+        assert follows.status().state == "ended"
+        with pytest.raises((RuntimeError, CancelledError)):
+            df.chash.rebalance(progress=False)
+        again = lazy.chash.persist()
+        with again.chash.autobalance() as follows:
+            until(lambda: follows.status().state == "settled" and len(follows.status().workers) == 3)
+            assert_on_owners(client, again)
+            assert_right(again, pdf)

@@ -51,6 +51,30 @@ def test_concat_keeps_all_rows(columns: list[str], npartitions: int) -> None:
         assert_same_rows(filtered.compute(), pd.concat(frames).query("k > 3")[columns])
 
 
+def of_each_column(frame: Any) -> dict[str, Any]:
+    """What is said for each column, in all the ways that pandas takes it."""
+    return {
+        "fillna": frame.where(frame > 3).fillna({"k": 1, "x": 2}),
+        "fillna by a series": frame.where(frame > 3).fillna(pd.Series({"k": 1, "x": 2})),
+        "isin": frame.isin({"k": [4, 5], "x": [7]}),
+        "mask": frame.mask(frame > 3),
+        "where": frame.where(frame > 3, frame + 100),
+        "replace": frame.replace({"k": {1: 2}, "x": {3: 4}}),
+        "replace by one": frame.replace({"k": 1, "x": 3}, 99),
+        "round": (frame + 0.126).round({"k": 1, "x": 2}),
+        "twice": frame.where(frame > 3).fillna({"x": 1}).replace({"x": {1: 2}}),
+    }
+
+
+@pytest.mark.parametrize("columns", ["k", "x", "y", ["x"], ["k", "x"], ["y", "k"]], ids=str)
+@pytest.mark.parametrize("what", of_each_column(pd.DataFrame({"k": [1], "x": [1], "y": [1]})))
+def test_what_is_said_for_each_column_and_then_some_columns(what: str, columns: Any) -> None:
+    numbers = FRAME[["k", "x", "y"]]
+    got = of_each_column(place(numbers))[what][columns]
+    expected = of_each_column(numbers)[what][columns]
+    assert_same_rows(got.compute(), expected)
+
+
 @pytest.mark.parametrize("suffixes", [("_l", ""), ("", "_r"), ("_y", ""), ("_x", "_y"), ("_l", None)])
 @pytest.mark.parametrize("how", ["inner", "left", "right", "outer"])
 def test_filters_of_merges_with_any_suffixes(how: str, suffixes: Any) -> None:
