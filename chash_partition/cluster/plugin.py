@@ -224,10 +224,14 @@ class ChashPlugin(SchedulerPlugin):
             self.log("move-start", entry, keys=len(targets), nbytes=self._nbytes(targets))
             await bring_to_owners(self.scheduler, move, stall, entry.progress)
             halted = move.halted is not None
-            # One that was being computed and came where it belongs has not been moved.
+            # Neither one that was computed where it belongs has been moved, nor one of which a task's copy
+            # elsewhere was dropped.
             asked = {key for key, _ in move.asked}
             done.extend(
-                key for key in move.targets if key not in move.refused and (held[key] or key in asked)
+                key
+                for key in move.targets
+                if key not in move.refused
+                and (key in asked or (held[key] and before[key[1]] != after[key[1]]))
             )
             for (frame, p), reason in move.refused.items():
                 refused[p] = reason

@@ -138,7 +138,7 @@ class TakesColumns(Ours):
     series, to which they are about its labels. So that column stays a frame."""
 
     def _known(self) -> Known | None:
-        return known(type(self).__mro__[2](*self.operands))
+        return known(type(self).__bases__[1](*self.operands))
 
     def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
         if not isinstance(parent, Projection) or self.frame.ndim == 1:

@@ -238,7 +238,8 @@ def test_weights_from_the_workers(client):
 
 def test_a_crash_moves_to_the_new_owners_and_a_worker_that_returns_gets_its_own_back(mortal):
     pdf = rows()
-    df = placed(pdf, npartitions=32).chash.persist()
+    # With a seed, for it depends on the ring: of 8, all come back in 44 % of rings and 5 or more in 95 %.
+    df = placed(pdf, npartitions=32, seed=1).chash.persist()
     wait(df)
     with df.chash.autobalance() as follows:
         settled(follows, *FOUR)

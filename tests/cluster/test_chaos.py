@@ -309,7 +309,10 @@ def dask_command(stack: ExitStack, *arguments: str) -> subprocess.Popen[bytes]:
     return process
 
 
-@pytest.mark.parametrize("when", ["before", "during", "after"])
+@pytest.mark.parametrize(
+    "when",
+    [pytest.param("before", marks=pytest.mark.long), "during", pytest.param("after", marks=pytest.mark.long)],
+)
 def test_the_scheduler_dies(when):
     """All is gone then, and said so; the next one begins anew."""
     pdf = rows(400)

@@ -10,7 +10,7 @@ import dask
 import dask.dataframe as dd
 import pandas as pd
 import pytest
-from frames import assert_same_rows, sample, split
+from frames import assert_placed, assert_same_rows, blocks_of, sample, split
 
 from chash_partition import chash_repartition
 
@@ -73,6 +73,14 @@ def test_what_is_said_for_each_column_and_then_some_columns(what: str, columns: 
     got = of_each_column(place(numbers))[what][columns]
     expected = of_each_column(numbers)[what][columns]
     assert_same_rows(got.compute(), expected)
+
+
+@pytest.mark.parametrize("columns", [["k", "x"], ["y", "k"], ["k"]], ids=str)
+@pytest.mark.parametrize("change", [{"fillna": {"x": 1}}, {"round": {"x": 1, "y": 1}}], ids=str)
+def test_they_keep_what_is_known(change: dict[str, Any], columns: list[str]) -> None:
+    [(name, of_columns)] = change.items()
+    got = getattr(place(FRAME[["k", "x", "y"]]), name)(of_columns)[columns].drop_duplicates()
+    assert_placed(blocks_of(got), got.chash.layout)
 
 
 @pytest.mark.parametrize("suffixes", [("_l", ""), ("", "_r"), ("_y", ""), ("_x", "_y"), ("_l", None)])
