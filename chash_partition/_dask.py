@@ -48,7 +48,15 @@ try:
     from dask.dataframe.dask_expr._groupby import GroupByBase, Median
     from dask.dataframe.dask_expr._indexing import Loc
     from dask.dataframe.dask_expr._merge import BlockwiseMerge, Merge, SemiMerge
-    from dask.dataframe.dask_expr._reductions import DropDuplicates, Unique, ValueCounts
+    from dask.dataframe.dask_expr._reductions import (
+        DropDuplicates,
+        NFirst,
+        NLargest,
+        NLast,
+        NSmallest,
+        Unique,
+        ValueCounts,
+    )
     from dask.dataframe.dask_expr._repartition import Repartition
     from dask.dataframe.dask_expr._shuffle import RearrangeByColumn, SetIndex, SetPartition, SortValues
     from dask.dataframe.dask_expr._shuffle import ShuffleBase as Shuffle
@@ -114,6 +122,10 @@ __all__ = [
     "Median",
     "Merge",
     "MethodOperatorAlign",
+    "NFirst",
+    "NLargest",
+    "NLast",
+    "NSmallest",
     "OpAlignPartitions",
     "P2PBarrierTask",
     "P2POutOfDiskError",

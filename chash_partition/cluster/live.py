@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import Any
@@ -141,6 +143,18 @@ def holders(client: Client, frame: str, npartitions: int) -> list[tuple[Sequence
     return list(_ask(client, "chash_holders", frame=frame, npartitions=npartitions))
 
 
+@contextmanager
+def _bar(progress: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Draws how far a move is, where there is somebody to see it; call it with what the scheduler answers."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    # In Jupyter rich draws with ipywidgets, and complains without.
+    shown = progress and (find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal)
+    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+        task = bar.add_task("moving partitions", total=None)
+        yield lambda answer: bar.update(task, completed=answer.get("done", 0), total=answer.get("total"))
+
+
 def carry_out(client: Client, plan: RebalancePlan, progress: bool) -> RebalancePlan:
     """Move the partitions of a plan; returns the plan as carried out.
 
@@ -157,21 +171,16 @@ def carry_out(client: Client, plan: RebalancePlan, progress: bool) -> RebalanceP
     )
     if "error" in answer:
         raise ValueError(answer["error"])
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    # In Jupyter rich draws with ipywidgets, and complains without.
-    shown = progress and (find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal)
-    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
-        task = bar.add_task("moving partitions", total=None)
+    with _bar(progress) as show:
         while "layout" not in (answer := _ask(client, "chash_progress", layout_id=layout_id)):
             if "error" in answer:
                 raise RuntimeError(answer["error"])
-            bar.update(task, completed=answer.get("done", 0), total=answer.get("total"))
+            show(answer)
             time.sleep(POLL)
     refused = {int(p): reason for p, reason in answer["refused"].items()}
     done = plan.restricted_to([m.partition for m in plan.moves if m.partition not in refused])
     if progress:
-        console.print(summary(answer), highlight=False)
+        Console(stderr=True).print(summary(answer), highlight=False)
     if refused:
         reasons = "\n".join(f"  partition {p}: {reason}" for p, reason in sorted(refused.items())[:20])
         warnings.warn(
@@ -214,12 +223,25 @@ def autobalance_stop(client: Client, layout_id: str) -> None:
     _ask(client, "chash_autobalance_stop", layout_id=layout_id)
 
 
-def wait_until_settled(client: Client, layout_id: str) -> None:
-    """Wait until a layout that follows the workers has come to rest, in place or not."""
-    while (status := autobalance_status(client, layout_id)) is not None:
-        if status["state"] in ("settled", "waiting", "paused"):
-            return
-        time.sleep(POLL)
+def retire(client: Client, layout_id: str, addresses: Sequence[str], progress: bool) -> set[str]:
+    """Retire workers, of which a layout that follows the workers moves the partitions.
+
+    Returns the addresses of those that were retired, once that layout has come to rest, in place or not.
+    """
+    before, began = autobalance_status(client, layout_id), time.monotonic()
+    with _bar(progress) as show, ThreadPoolExecutor(1) as pool:
+        retiring = pool.submit(client.retire_workers, workers=list(addresses))
+        while (status := autobalance_status(client, layout_id)) is not None:
+            if retiring.done() and status["state"] in ("settled", "waiting", "paused"):
+                break
+            show(_ask(client, "chash_progress", layout_id=layout_id))
+            time.sleep(POLL)
+    if progress and before is not None and status is not None:
+        made = {name: status[name] - before[name] for name in ("moves", "nbytes")}
+        answer = {"moved": made["moves"], "nbytes": made["nbytes"], "frames": 1, "refused": {}}
+        text = summary({**answer, "seconds": time.monotonic() - began})
+        Console(stderr=True).print(text, highlight=False)
+    return set(retiring.result())
 
 
 def summary(answer: dict[str, Any]) -> str:

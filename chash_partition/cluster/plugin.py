@@ -256,8 +256,10 @@ class ChashPlugin(SchedulerPlugin):
         return summary
 
     def progress(self, layout_id: str) -> dict[str, Any]:
-        """How far the move of a layout is; once, at its end, its summary."""
+        """How far the move of a layout is; once, at the end of one that a client asked for, its summary."""
         entry = self.layouts.get(layout_id)
+        if entry is not None and entry.moving is None and entry.move is not None:
+            return dict(entry.progress)
         if entry is None or entry.moving is None:
             return {"error": f"layout {layout_id} is not being moved"}
         if not entry.moving.done():

@@ -285,8 +285,7 @@ class ChashAccessor:
     def retire(self, names: str | int | Iterable[str | int], progress: bool = True) -> RebalancePlan:
         """Move all partitions off some workers, to their new owners, then retire those workers.
 
-        While `autobalance` is on, the scheduler moves them as they retire, which comes to the same; it
-        shows no progress.
+        While `autobalance` is on, the scheduler moves them as they retire, which comes to the same.
 
         On a `LocalCluster` or another that starts workers itself, follow with
         ``cluster.sync(cluster.scale_down, names)``, so that it does not count on them any more.
@@ -323,23 +322,24 @@ class ChashAccessor:
         before = self.layout
         follows = live.autobalance_status(client, before.id)
         done = self.plan(staying)
-        if follows is None or follows["state"] == "paused":
+        gone = [addresses[name] for name in sorted(leaving)]
+        if follows is not None and follows["state"] != "paused":
+            retired = live.retire(client, before.id, gone, progress)
+            after = self.layout
+            done = RebalancePlan(before, after, moves_between(before, after), done.lower_bound)
+        else:
             done = self.rebalance(done, progress)
             if left := sorted(leaving & _owners(done.after)):
                 raise RuntimeError(
                     f"workers {', '.join(left)} still hold partitions that could not be moved (see the "
                     "warning): no worker was retired; call retire again"
                 )
-        retired = client.retire_workers(workers=[addresses[name] for name in sorted(leaving)])
+            retired = set(client.retire_workers(workers=gone))
         if kept := sorted(name for name in leaving if addresses[name] not in retired):
             raise RuntimeError(
                 f"workers {', '.join(kept)} were not retired: no other worker could take what they hold; "
                 "call retire again when one can"
             )
-        if follows is not None and follows["state"] != "paused":
-            live.wait_until_settled(client, before.id)
-            after = self.layout
-            done = RebalancePlan(before, after, moves_between(before, after), done.lower_bound)
         return done
 
     def autobalance(

@@ -15,6 +15,10 @@ from chash_partition._dask import (
     Isin,
     Mask,
     MethodOperatorAlign,
+    NFirst,
+    NLargest,
+    NLast,
+    NSmallest,
     OpAlignPartitions,
     Projection,
     RearrangeByColumn,
@@ -73,6 +77,14 @@ class CountsPartitions(Ours):
     @property
     def npartitions(self) -> int:
         return len(self.divisions) - 1
+
+    def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
+        made = super()._simplify_up(parent, dependents)
+        # The first rows of sorted ones are made here, where no `Claim` may be left below to tell of them.
+        for node in list(made.find_operations(NFirst)) if made is not None else []:
+            if type(node) in CORRECTED:
+                made = made.substitute(node, CORRECTED[type(node)](*node.operands))
+        return made
 
 
 class PlacedSort(CountsPartitions, SortValues):
@@ -135,7 +147,15 @@ class PlacedMethod(AlignsRows, MethodOperatorAlign):
 
 class TakesColumns(Ours):
     """Where arguments say something for each column, Dask gives them to the one column that is wanted as a
-    series, to which they are about its labels. So that column stays a frame."""
+    series, to which they are about its labels. So that column stays a frame.
+
+    And it leaves out the columns that rows are ordered by, before they are ordered.
+    """
+
+    @property
+    def _needed(self) -> list[Any]:
+        """Columns without which it cannot be done."""
+        return []
 
     def _known(self) -> Known | None:
         return known(type(self).__bases__[1](*self.operands))
@@ -143,7 +163,7 @@ class TakesColumns(Ours):
     def _simplify_up(self, parent: Expr, dependents: Any) -> Expr | None:
         if not isinstance(parent, Projection) or self.frame.ndim == 1:
             return super()._simplify_up(parent, dependents)
-        wanted = labels(determine_column_projection(self, parent, dependents))
+        wanted = {*labels(determine_column_projection(self, parent, dependents)), *self._needed}
         there = columns_of(self.frame)
         kept = [name for name in there if name in wanted]
         if not kept or len(kept) == len(there):
@@ -175,6 +195,28 @@ class PlacedWhere(TakesColumns, Where):
     pass
 
 
+class OrdersRows(TakesColumns):
+    @property
+    def _needed(self) -> list[Any]:
+        return labels(self.operand("_columns"))
+
+
+class PlacedLargest(OrdersRows, NLargest):
+    pass
+
+
+class PlacedSmallest(OrdersRows, NSmallest):
+    pass
+
+
+class PlacedFirst(OrdersRows, NFirst):
+    pass
+
+
+class PlacedLast(OrdersRows, NLast):
+    pass
+
+
 CORRECTED: dict[type[Expr], type[Expr]] = {
     Concat: PlacedConcat,
     SortValues: PlacedSort,
@@ -188,4 +230,8 @@ CORRECTED: dict[type[Expr], type[Expr]] = {
     Replace: PlacedReplace,
     Round: PlacedRound,
     Where: PlacedWhere,
+    NLargest: PlacedLargest,
+    NSmallest: PlacedSmallest,
+    NFirst: PlacedFirst,
+    NLast: PlacedLast,
 }

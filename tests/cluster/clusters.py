@@ -155,6 +155,17 @@ def partitions_in_use(client: Client, frame: dd.DataFrame, partitions: Iterable[
         wait(futures, 60)
 
 
+def now(client: Client) -> float:
+    """The time by which the scheduler dates what it logs."""
+
+    def clock():
+        from distributed.metrics import time
+
+        return time()
+
+    return client.run_on_scheduler(clock)
+
+
 def sums(frame):
     return frame.groupby("k", dropna=False).agg({"x": "sum", "y": "mean"})
 

@@ -25,6 +25,7 @@ from clusters import (
     keys_of,
     kill,
     local_cluster,
+    now,
     partitions_in_use,
     placed,
     rows,
@@ -131,7 +132,7 @@ def test_partitions_follow_workers_that_come_retire_and_are_scaled_down():
         assert follows.status().state == "ended"
 
 
-def test_a_worker_with_20_partitions_retires_with_20_transfers_each_to_its_owner():
+def test_a_worker_with_20_partitions_retires_with_20_transfers_each_to_its_owner(capsys):
     pdf = rows(400)
     with small_cluster(5) as (_, client):
         df = placed(pdf, nodes=[*FOUR, "4"], npartitions=100).chash.persist()
@@ -152,7 +153,8 @@ def test_a_worker_with_20_partitions_retires_with_20_transfers_each_to_its_owner
             settled(follows)
             before = df.chash.layout
             with counted(client) as transfers:
-                plan = df.chash.retire("0", progress=False)
+                plan = df.chash.retire("0")
+            assert "moved 10 partitions (" in capsys.readouterr().err
             assert (plan.before, plan.after) == (before, df.chash.layout)
             assert len(plan.moves) == plan.lower_bound == 10
             assert transfers_between(transfers, df) == {keys_of(df)[move.partition]: 1 for move in plan.moves}
@@ -385,6 +387,28 @@ def test_workers_of_different_kinds():
         assert_right(df, pdf)
 
 
+def test_what_is_spilled_takes_no_room():
+    """A worker whose limit is far below what it gets, which it spills."""
+    pdf = rows()
+    settings = {**FEARLESS, "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "0.6"}
+    with small_cluster(0) as (_, client), ExitStack() as processes:
+        processes.enter_context(worker_process(client, "a", "--memory-limit", "4GiB"))
+        df = placed(pdf, nodes=["a"], npartitions=40).chash.persist()
+        wait(df)
+        limit = int(df.chash.sizes().max()) * 6
+        processes.enter_context(worker_process(client, "b", "--memory-limit", str(limit), **settings))
+        with df.chash.autobalance() as follows:
+            settled(follows, "a", "b")
+            assert follows.status().failures == 0
+        assert df.chash.sizes()[df.chash.layout.partitions_of("b")].sum() > 2 * limit
+        assert_on_owners(client, df)
+        assert_right(df, pdf)
+        # And back, from what is spilled.
+        df.chash.retire("b", progress=False)
+        assert_on_owners(client, df)
+        assert_right(df, pdf)
+
+
 CLIENT = """
 import sys
 sys.path[:0] = sys.argv[2:]
@@ -470,6 +494,35 @@ def test_defaults_and_schema_of_the_configuration():
     wrong = {"chash-partition": {"autobalance": {"settel": "1s"}}}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(wrong, schema)
+
+
+def test_lost_shards_alone_are_read_again_where_they_will_belong(client, tmp_path):
+    pdf = rows()
+    placed(pdf, nodes=[*FOUR, "4", "extra"], npartitions=24).chash.to_parquet(tmp_path / "shards")
+    with worker_process(client, "extra") as extra:
+        df = chash_partition.read_parquet(tmp_path / "shards").chash.persist()
+        wait(df)
+        with df.chash.autobalance() as follows:
+            settled(follows, *FOUR, "4", "extra")
+            lost = df.chash.layout.partitions_of("extra").tolist()
+            assert len(lost) == 4
+            since = now(client)
+            extra.kill()
+            settled(follows, *FOUR, "4")
+            wait(df)
+            settled(follows, *FOUR, "4")
+            computed = client.run_on_scheduler(
+                lambda dask_scheduler: [
+                    t.key[1]
+                    for t in dask_scheduler.transition_log
+                    if t.timestamp >= since and t.start == "processing"
+                ]
+            )
+            # Each is read and then pinned to its owner.
+            assert sorted(computed) == sorted(2 * lost)
+            assert follows.status().moves == 0
+            assert_on_owners(client, df)
+            assert_right(df, pdf)
 
 
 @pytest.mark.parametrize("engine", ["p2p", "tasks"])

@@ -26,6 +26,7 @@ from clusters import (
     keys_of,
     kill,
     local_cluster,
+    now,
     partitions_in_use,
     placed,
     rows,
@@ -79,15 +80,6 @@ def lost_though_alive(client: Client, since: float, frame) -> set[object]:
 
     died = [e for _, e in client.get_events("all") if e["action"] == "remove-worker"]
     return client.run_on_scheduler(released) - {key for e in died for key in e["lost-computed-tasks"]}
-
-
-def now(client: Client) -> float:
-    def clock():
-        from distributed.metrics import time
-
-        return time()
-
-    return client.run_on_scheduler(clock)
 
 
 def moving(follows) -> bool:

@@ -86,6 +86,23 @@ def test_what_is_said_for_each_column_and_then_some_columns(what: str, columns: 
     assert_same_rows(got.compute(), expected)
 
 
+@pytest.mark.parametrize("columns", ["k", "x", ["k"], ["y", "k"], ["x", "k"]], ids=str)
+@pytest.mark.parametrize("npartitions", [1, 3])
+def test_the_first_rows_by_some_columns_and_then_others(npartitions: int, columns: Any) -> None:
+    frame = FRAME[["k", "x", "y"]].sample(frac=1, random_state=1)
+    got = place(frame, npartitions)
+    first = {"npartitions": -1, "compute": False}
+    for theirs, ours in [
+        (frame.nlargest(5, "x"), got.nlargest(5, "x")),
+        (frame.nlargest(5, ["y", "x"]), got.nlargest(5, ["y", "x"])),
+        (frame.nsmallest(5, ["x", "y"]), got.nsmallest(5, ["x", "y"])),
+        (frame.sort_values("x").head(5), got.sort_values("x").head(5, **first)),
+        (frame.sort_values("x").tail(5), got.sort_values("x").tail(5, compute=False)),
+    ]:
+        assert_same_rows(ours[columns].compute(), theirs[columns])
+        assert_same_rows(ours.add_suffix("_")["k_"].compute(), theirs["k"].rename("k_"))
+
+
 @pytest.mark.parametrize("columns", [["k", "x"], ["y", "k"], ["k"]], ids=str)
 @pytest.mark.parametrize("change", [{"fillna": {"x": 1}}, {"round": {"x": 1, "y": 1}}], ids=str)
 def test_they_keep_what_is_known(change: dict[str, Any], columns: list[str]) -> None:
