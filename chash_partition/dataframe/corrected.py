@@ -6,9 +6,11 @@ the place of Dask's own.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from chash_partition._dask import (
+    Clip,
     Concat,
     Expr,
     Fillna,
@@ -22,6 +24,7 @@ from chash_partition._dask import (
     OpAlignPartitions,
     Projection,
     RearrangeByColumn,
+    Repartition,
     Replace,
     ResetIndex,
     Round,
@@ -29,6 +32,8 @@ from chash_partition._dask import (
     SetPartition,
     SortValues,
     StackPartition,
+    UFuncAlign,
+    UFuncElemwise,
     Where,
     determine_column_projection,
 )
@@ -133,6 +138,10 @@ class AlignsRows(Ours):
         npartitions = max(side.npartitions for side in sides)
         if npartitions == 1 or all(side.known_divisions for side in sides):
             return super()._lower()
+        by_rows = "axis" in self._parameters and self.operand("axis") in (0, "index")
+        if self.frame.ndim != self.other.ndim and not by_rows:  # by labels of columns, of which all need all
+            frame, other = (side if side.ndim > 1 else Repartition(side, new_partitions=1) for side in sides)
+            return self._op(frame, self.op, other, *self.operands[3:])
         frame, other = (RearrangeByColumn(side, None, npartitions, index_shuffle=True) for side in sides)
         return self._op(frame, self.op, other, *self.operands[3:])
 
@@ -143,6 +152,36 @@ class PlacedOperator(AlignsRows, OpAlignPartitions):
 
 class PlacedMethod(AlignsRows, MethodOperatorAlign):
     pass
+
+
+class PlacedUFunc(Ours, UFuncAlign):
+    """As `AlignsRows`, of any number of frames."""
+
+    def _lower(self) -> Expr:
+        frames = [isinstance(arg, Expr) and arg.ndim > 0 for arg in self.args]
+        sides = list(itertools.compress(self.args, frames))
+        npartitions = max(side.npartitions for side in sides)
+        if npartitions == 1 or all(side.known_divisions for side in sides):
+            return super()._lower()
+        args = [
+            RearrangeByColumn(arg, None, npartitions, index_shuffle=True) if is_frame else arg
+            for arg, is_frame in zip(self.args, frames, strict=True)
+        ]
+        return UFuncElemwise(args[frames.index(True)], self.func, self._meta, False, self.kwargs, *args)
+
+
+class PlacedClip(Ours, Clip):
+    """Dask pairs partition i with partition i of bounds from an unrelated frame."""
+
+    @staticmethod
+    def operation(block: Any, lower: Any, upper: Any, **kwargs: Any) -> Any:
+        for bound in (lower, upper):
+            if getattr(bound, "ndim", 0) == block.ndim and not block.index.equals(bound.index):
+                raise ValueError(
+                    "clip was given bounds from a frame whose partitions are other ones: merge that frame "
+                    "first, then clip by columns of the result"
+                )
+        return block.clip(lower, upper, **kwargs)
 
 
 class TakesColumns(Ours):
@@ -224,6 +263,8 @@ CORRECTED: dict[type[Expr], type[Expr]] = {
     ResetIndex: PlacedReset,
     OpAlignPartitions: PlacedOperator,
     MethodOperatorAlign: PlacedMethod,
+    UFuncAlign: PlacedUFunc,
+    Clip: PlacedClip,
     Fillna: PlacedFillna,
     Isin: PlacedIsin,
     Mask: PlacedMask,

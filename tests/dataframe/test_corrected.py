@@ -9,6 +9,7 @@ from typing import Any
 
 import dask
 import dask.dataframe as dd
+import numpy as np
 import pandas as pd
 import pytest
 from frames import assert_placed, assert_same_rows, blocks_of, sample, split
@@ -177,3 +178,45 @@ def test_sorting_keeps_all_rows(npartitions: int) -> None:
             assert_same_rows(indexed.reset_index().compute()[FRAME.columns], FRAME)
     same = placed.assign(z=1).set_index("z").reset_index()
     assert len(same.drop_duplicates(subset=["z"]).compute()) == 1
+
+
+SERIES = pd.Series({"k": 2, "x": 3, "y": 6})
+OF_TWO = {
+    "operator": lambda a, b, s: a + b,
+    "method": lambda a, b, s: a.sub(b, fill_value=0),
+    "method along rows": lambda a, b, s: a.sub(b.x, axis=0),
+    "ufunc": lambda a, b, s: np.add(a, b),
+    "ufunc of series": lambda a, b, s: np.maximum(a.x, b.x),
+    "where": lambda a, b, s: a.where(b > 0.5),
+    "where else": lambda a, b, s: a.where(a > 0.5, b),
+    "mask": lambda a, b, s: a.mask(b > 0.5),
+    "fillna": lambda a, b, s: a.where(a > 3).fillna(b),
+    "combine_first": lambda a, b, s: a.where(a > 3).combine_first(b),
+    "assign": lambda a, b, s: a.assign(w=b.x),
+    "filter": lambda a, b, s: a[b.x > 3],
+    "by labels of columns": lambda a, b, s: a - s,
+    "from labels of columns": lambda a, b, s: s - a,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Boolean Series key will be reindexed")
+@pytest.mark.parametrize("series", ["pandas", 1, 2])
+@pytest.mark.parametrize("operation", OF_TWO)
+def test_two_frames_placed_otherwise_pair_by_index(operation: str, series: Any) -> None:
+    if ("labels" in operation) != (series != "pandas") and operation != "by labels of columns":
+        return
+    one, two = FRAME[["k", "x", "y"]], FRAME[["k", "x", "y"]].sample(frac=1, random_state=3) + 1
+    expected = OF_TWO[operation](one, two, SERIES)
+    labelled = SERIES if series == "pandas" else dd.from_pandas(SERIES, npartitions=series)
+    for mates in (place(two, 3), place(two, 4), split(two, 3)):
+        got = OF_TWO[operation](place(one, 3), mates, labelled)
+        assert_same_rows(got.compute(), expected, index=True)
+
+
+def test_bounds_of_another_frame_are_refused() -> None:
+    one, two = FRAME[["k", "x"]], FRAME[["k", "x"]].sample(frac=1, random_state=3)
+    got = place(one)
+    with pytest.raises(ValueError, match="merge that frame first"):
+        got.x.clip(place(two).x, None).compute()
+    assert_same_rows(got.x.clip(got.k, 20).compute(), one.x.clip(one.k, 20))
+    assert_same_rows(got.clip(2, 20).compute(), one.clip(2, 20))
