@@ -18,6 +18,7 @@ import pandas as pd
 from distributed import Client, Event, LocalCluster, futures_of, wait
 
 from chash_partition import chash_repartition
+from chash_partition.cluster.handle import AutobalanceHandle
 
 PARTITIONS = 64
 MORTALS = 4
@@ -108,6 +109,17 @@ def until(condition: Callable[[], object], timeout: float = 30) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         threading.Event().wait(0.01)
+
+
+def settled(follows: AutobalanceHandle, *names: str, n: int = 0) -> None:
+    """Wait until a layout has come to rest: on these workers, if named, or on that many."""
+
+    def there() -> bool:
+        status = follows.status()  # once: another may be of another moment
+        here = status.workers
+        return status.state == "settled" and here == (names or here) and len(here) == (n or len(here))
+
+    until(there, 60)
 
 
 def kill(client: Client, *names: str) -> None:

@@ -29,6 +29,7 @@ from clusters import (
     partitions_in_use,
     placed,
     rows,
+    settled,
     until,
     worker_process,
     workers,
@@ -42,16 +43,6 @@ import chash_partition
 def soon() -> Iterator[None]:
     with dask.config.set({"chash-partition.autobalance.settle": "200ms"}):
         yield
-
-
-def settled(follows, *names: str, timeout: float = 60) -> None:
-    """Wait until the layout has come to rest on these workers."""
-
-    def there() -> bool:
-        status = follows.status()
-        return status.state == "settled" and (not names or status.workers == names)
-
-    until(there, timeout)
 
 
 def left_behind(client: Client) -> list[object]:

@@ -30,6 +30,7 @@ from clusters import (
     partitions_in_use,
     placed,
     rows,
+    settled,
     stopped,
     until,
     workers,
@@ -201,7 +202,7 @@ def another_cluster(client, df, rng):
         follows, others = df.chash.autobalance(), there.chash.autobalance()
         kill(client, rng.choice(FOUR))
         kill(other, "1")
-        until(lambda: others.status().state == "settled" and others.status().workers == ("0", "1", "2"))
+        settled(others, "0", "1", "2")
         assert_on_owners(other, there)
         assert_right(there, pdf)
     return follows
@@ -236,10 +237,10 @@ def run(client: Client, seed: int) -> None:
         follows = scene(client, df, rng, *arguments)
         assert_right(df, pdf)
         until(lambda: workers(client).keys() == {*FOUR})
-        until(lambda: follows.status().state == "settled" and len(follows.status().workers) == MORTALS, 60)
+        settled(follows, n=MORTALS)
         # What was lost and is computed again is there before it is looked at.
         wait(df)
-        until(lambda: follows.status().state == "settled", 60)
+        settled(follows)
         assert follows.status().out_of_place == 0
         follows.stop()
     assert managed(client) == around
@@ -274,7 +275,7 @@ def test_the_cluster_is_restarted(victims, when):
             until(lambda: moving(follows))
             victims.restart(timeout=60, wait_for_workers=False)
     elif when == "after":
-        until(lambda: follows.status().state == "settled")
+        settled(follows)
     if when != "during":
         victims.restart(timeout=60)
     assert follows.status().state == "ended"
@@ -282,7 +283,7 @@ def test_the_cluster_is_restarted(victims, when):
     until(lambda: workers(victims).keys() == {*FOUR})
     again = lazy.chash.persist()
     with again.chash.autobalance() as follows:
-        until(lambda: follows.status().state == "settled" and len(follows.status().workers) == MORTALS)
+        settled(follows, n=MORTALS)
         assert_on_owners(victims, again)
         assert_right(again, pdf)
     assert managed(victims) == around
@@ -330,7 +331,8 @@ def test_the_scheduler_dies(when):
         wait(df)
         follows = df.chash.autobalance()
         if when == "after":
-            until(lambda: follows.status().state == "settled" and follows.status().moves == 8)
+            until(lambda: follows.status().moves == 8)
+            settled(follows)
         with stopped(client, "2") if when == "during" else nullcontext():
             if when == "during":
                 until(lambda: moving(follows))
@@ -347,6 +349,6 @@ def test_the_scheduler_dies(when):
             df.chash.rebalance(progress=False)
         again = lazy.chash.persist()
         with again.chash.autobalance() as follows:
-            until(lambda: follows.status().state == "settled" and len(follows.status().workers) == 3)
+            settled(follows, n=3)
             assert_on_owners(client, again)
             assert_right(again, pdf)
