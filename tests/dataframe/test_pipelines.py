@@ -466,14 +466,12 @@ def middle(pair: Pair, pick: Pick) -> Pair:
 
 def transformed(pair: Pair, pick: Pick) -> Pair:
     by, value = _grouping(pair, pick)
-    meta = (value, "float64")
 
-    def in_dask(df: dd.DataFrame) -> dd.DataFrame:
-        return df.dropna(subset=by).groupby(by)[value].transform("max", meta=meta).to_frame(name="z")
+    def transform(df: Any, **meta: Any) -> Any:
+        largest = df.dropna(subset=by).groupby(by)[value].transform("max", **meta)
+        return largest.astype("float64").to_frame(name="z")
 
-    return pair.each(
-        in_dask, lambda df: df.dropna(subset=by).groupby(by)[value].transform("max").to_frame(name="z")
-    )
+    return pair.each(lambda df: transform(df, meta=(value, "float64")), transform)
 
 
 def counted(pair: Pair, pick: Pick) -> Pair:
