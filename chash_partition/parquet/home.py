@@ -79,9 +79,10 @@ class Home:
         return self.at(version.layout.owner_of(shard) if version.node_local else "")
 
     def check(self, new: Version, written: set[tuple[str, str]]) -> None:
-        """Nothing, if these files of a version are there, as large as it says."""
+        """Nothing, if these files of a version are there, as large as it says, and will be."""
         for place, keys in itertools.groupby(sorted(written), key=lambda key: key[0]):
             store, paths = self.at(place), [path for _, path in keys]
+            store.sync(paths)
             if store.local or len(paths) <= COPIES:
                 sizes: Mapping[str, int | None] = {path: store.size(path) for path in paths}
             else:

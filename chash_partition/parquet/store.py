@@ -2,8 +2,8 @@
 
 The only module that touches storage. What the rest relies on:
 
-- `put` returns once the file is whole and survives a crash; a crash before that leaves none, or, locally, a
-  torn one at a path that nobody knows of;
+- `put` returns once the file is whole, and survives a crash (of the machine: once its folders are told to
+  `sync`); a crash before that leaves none, or, locally, a torn one at a path that nobody knows of;
 - `create` makes a file whole under a name that no other has, or says that the name is taken. However many
   try at once, one succeeds.
 """
@@ -13,11 +13,12 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any
 
 import fsspec
@@ -175,6 +176,15 @@ class Store:
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
+
+    def sync(self, names: Iterable[str]) -> None:
+        """Have the names of these files survive a crash of the machine, as what is in them does."""
+        if self.local:
+            folders = {parent for name in names for parent in PurePath(self.path(name)).parents}
+            root = PurePath(self.path("")).parent
+            for folder in sorted(folder for folder in folders if folder == root or root in folder.parents):
+                with suppress(PermissionError):  # the folder above, if others own it
+                    _sync(str(folder))
 
     def delete(self, name: str) -> None:
         """Remove a file, if it is still there."""
