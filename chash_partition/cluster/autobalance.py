@@ -130,10 +130,21 @@ class Autobalance(SchedulerPlugin):
             metrics.add(self)
             self._undo.callback(metrics.remove, self)
             self._task = asyncio.create_task(self._follow(), name=self.name)
+            self._task.add_done_callback(self._ended)
             self.chash.log("autobalance-start", self.entry, replicas=replicas)
         self.look()
         self.look_at_workers()
         return {"unnamed": sorted(self._unnamed)}
+
+    def moved_by_client(self) -> None:
+        """Go on from what a client's plan has made, with its weights."""
+        self._known.update(self.entry.layout.weights)
+        self.look()
+
+    def seconds_of(self, layout: Layout) -> list[str | None]:
+        """Who shall hold the second copies from now on."""
+        self._seconds = second_copies(layout, self.replicas)
+        return self._seconds
 
     def status(self) -> dict[str, Any]:
         self.look_at_workers()
@@ -156,6 +167,12 @@ class Autobalance(SchedulerPlugin):
         """End, once what is on its way has arrived."""
         self.paused = True
         await self._stand_still()
+        present, layout = self.chash.workers(), self.entry.layout
+        owners = {layout.nodes[i] for i in set(layout.assignment.tolist())}
+        if self.replicas > 1 and owners <= present.keys():
+            # Left to Dask, any of the two copies would go.
+            async with self.entry.lock:
+                await self.chash.carry_out(self.entry, layout, present, self.stall)
         self.end("stopped")
 
     async def _stand_still(self) -> None:
@@ -177,6 +194,12 @@ class Autobalance(SchedulerPlugin):
             self._task.cancel()
         self.entry.autobalance = None
         self.chash.log("autobalance-end", self.entry, reason=reason)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Without its task it would keep Dask from moving what retiring workers hold, and move nothing."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("autobalance of layout %s has failed", self.entry.layout.id, exc_info=error)
+            self.end(f"it failed: {error!r}")
 
     # What wakes the task
 
@@ -269,12 +292,12 @@ class Autobalance(SchedulerPlugin):
     async def _follow(self) -> None:
         tries = 0
         while True:
-            patience = min(self.settle * 2**tries, MOST_PATIENCE) if tries else None
+            patience = min(max(self.settle, TICK) * 2 ** min(tries, 16), MOST_PATIENCE) if tries else None
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), patience)
             self.look_at_workers()
             while (wait := self._last_change + self.settle - time()) > 0:
-                self.state = "settling"
+                self.state = "paused" if self.paused else "settling"
                 await asyncio.sleep(min(wait, 0.1))  # a worker that retires ends it
             self._changed.clear()
             if self.paused:
@@ -378,17 +401,21 @@ class Autobalance(SchedulerPlugin):
         return {layout.owner_of(p), *([second] if second else [])}
 
 
+def second_copies(layout: Layout, replicas: int) -> list[str | None]:
+    """Who holds the second copy of each partition: the next on the ring that does not own it."""
+    if replicas < 2 or len(layout.nodes) < 2:
+        return []
+    owners = [layout.nodes[i] for i in layout.assignment.tolist()]
+    first = [layout.ring.preference_at(int(point), 2) for point in layout.points]
+    return [a if a != owner else b for owner, (a, b) in zip(owners, first, strict=True)]
+
+
 def plan_for(
     layout: Layout, nodes: Mapping[str, Any], replicas: int
 ) -> tuple[RebalancePlan, list[str | None]]:
-    """The plan for these nodes, and who holds the second copy of each partition: the next on the ring."""
+    """The plan for these nodes, and who holds the second copy of each partition."""
     plan = plan_rebalance(layout, nodes)
-    after = plan.after
-    if replicas < 2 or len(nodes) < 2:
-        return plan, []
-    owners = [after.nodes[i] for i in after.assignment.tolist()]
-    first = [after.ring.preference_at(int(point), 2) for point in after.points]
-    return plan, [a if a != owner else b for owner, (a, b) in zip(owners, first, strict=True)]
+    return plan, second_copies(plan.after, replicas)
 
 
 class Handled(set[Any]):

@@ -167,12 +167,19 @@ class ChashPlugin(SchedulerPlugin):
             )
         return None
 
-    async def _move_and_unlock(self, entry: Registered, *arguments: Any) -> dict[str, Any]:
+    async def _move_and_unlock(
+        self, entry: Registered, target: Layout, present: dict[str, str], stall: float
+    ) -> dict[str, Any]:
         try:
-            return await self.carry_out(entry, *arguments)
+            seconds = entry.autobalance.seconds_of(target) if entry.autobalance is not None else []
+            if not {name for name in seconds if name} <= present.keys():
+                seconds = []  # it makes them anew when it looks
+            return await self.carry_out(entry, target, present, stall, seconds)
         finally:
             entry.ended = time()
             entry.lock.release()
+            if entry.autobalance is not None:
+                entry.autobalance.moved_by_client()
 
     async def carry_out(
         self,

@@ -316,6 +316,8 @@ class ChashAccessor:
             raise ValueError(
                 f"no worker is named {', '.join(unknown)} (workers: {', '.join(sorted(addresses))})"
             )
+        if not leaving:
+            raise ValueError(f"name at least one worker to retire (workers: {', '.join(sorted(addresses))})")
         staying = sorted(addresses.keys() - leaving)
         if not staying:
             raise ValueError("retiring all workers would lose the frame: leave at least one")

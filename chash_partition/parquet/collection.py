@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -144,7 +145,9 @@ class Source:
             "chash_partition.Source",
             self.home.__dask_tokenize__(),
             self.version.commit,
-            str(self.expression),
+            # Not as it prints, which leaves out the middle of long lists and strings.
+            None if self.expression is None else pickle.dumps(self.expression),
+            None if self.shards is None else sorted(self.shards),
         )
 
 

@@ -214,6 +214,54 @@ def test_it_ends_with_the_last_frame(client):
     assert events[-1]["reason"] == "no frame of the layout is left"
 
 
+def test_what_a_client_moves_meanwhile(client):
+    """Second copies stay, weights are kept, and the end leaves each partition on its owner."""
+    pdf = rows(400)
+    df = placed(pdf, nodes=FOUR, npartitions=12).chash.persist()
+    wait(df)
+    follows = df.chash.autobalance(replicas=2)
+    settled(follows, *FOUR, "4")
+
+    def copies() -> set[int]:
+        return {len(held) for held in holders(client, df)}
+
+    until(lambda: copies() == {2})
+    df.chash.rebalance(progress=False)
+    settled(follows)
+    assert copies() == {2}
+    df.chash.rebalance(df.chash.plan({**dict.fromkeys([*FOUR, "4"], 1), "0": 2}), progress=False)
+    counts = df.chash.layout.counts()
+    assert counts["0"] == 4
+    follows.pause()
+    follows.resume()
+    settled(follows)
+    assert df.chash.layout.counts() == counts
+    assert copies() == {2}
+    follows.stop()
+    assert_on_owners(client, df)
+    assert_right(df, pdf)
+
+
+def test_retire_while_paused_after_workers_came():
+    pdf = rows(400)
+    with (
+        small_cluster(2) as (cluster, client),
+        dask.config.set({"chash-partition.autobalance.settle": "30s"}),
+    ):
+        df = placed(pdf, nodes=["0", "1"], npartitions=12).chash.persist()
+        wait(df)
+        with df.chash.autobalance() as follows:
+            follows.pause()
+            cluster.scale(3)
+            client.wait_for_workers(3)
+            assert follows.status().state == "paused"
+            df.chash.retire("0", progress=False)
+            assert df.chash.layout.counts() == {"1": 6, "2": 6}
+            assert_on_owners(client, df)
+            with pytest.raises(ValueError, match="name at least one worker"):
+                df.chash.retire([])
+
+
 def test_weights_from_the_workers(client):
     df = placed(rows(400), npartitions=10).chash.persist()
     wait(df)
