@@ -657,6 +657,9 @@ def _rows_of(block: pd.DataFrame, on: list[Hashable], key: Any, seed: int) -> pd
     rows = hash_keys(keys_of(block, on), seed=seed) == np.uint64(hash_key(key, seed))
     for name, value in zip(on, key if isinstance(key, tuple) else (key,), strict=True):
         column = keys_of(block, (name,))[name]
+        if pd.api.types.is_integer_dtype(column.dtype) and isinstance(value, (int, np.integer)):
+            # One hash stands for -1 and for 2**64 - 1, of which an int64 and an uint64 hold one each.
+            rows = rows & (column == int(value)).to_numpy(bool, na_value=False)
         if column.dtype == object and not pd.isna(value):  # may hold values of several kinds
             kind = _kind(value)
             rows &= np.array(
@@ -692,8 +695,10 @@ def _check_kind(column: Hashable, dtype: Any, value: Any) -> None:
         (pd.api.types.is_datetime64_any_dtype(dtype), times),
         (pd.api.types.is_timedelta64_dtype(dtype), spans),
     ]
+    zones = [getattr(dtype, "tz", None) is not None, getattr(value, "tzinfo", None) is not None]
     for holds, types in kinds:
-        if holds and not isinstance(value, types) and not pd.isna(value):
+        wrong = not isinstance(value, types) or (types is numbers and isinstance(value, np.timedelta64))
+        if holds and not pd.isna(value) and (wrong or (types is times and zones[0] != zones[1])):
             raise TypeError(
                 f"key {value!r} is a {type(value).__name__}, but column {column!r} has dtype {dtype}: "
                 "look up a value as the column holds them"

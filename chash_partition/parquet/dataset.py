@@ -30,7 +30,7 @@ from xxhash import xxh64_hexdigest
 
 from chash_partition.hashing import hash_key, hash_keys
 from chash_partition.layout import MAX_PARTITIONS, Layout, count
-from chash_partition.parquet.filters import equals
+from chash_partition.parquet.filters import as_in, equals
 from chash_partition.parquet.home import COPIES, Home, replaced
 from chash_partition.parquet.log import FOLDER, Change, name_of
 from chash_partition.parquet.store import TEMPORARY, DatasetError, Store
@@ -238,10 +238,14 @@ class ShardedDataset:
             If a tuple has another length than there are key columns.
         """
         now, on = self._now, [str(name) for name in self.layout.on]
-        shard = self.layout.partition_of_key(key)
+        self.layout.partition_of_key(key)  # as many values as there are key columns
+        fields = [now.schema.field(name) for name in on]
         values = key if isinstance(key, tuple) else (key,)
-        hashed = np.uint64(hash_key(key, self.layout.seed))
-        equal = [equals(now.schema.field(name), value) for name, value in zip(on, values, strict=True)]
+        equal = [equals(field, value) for field, value in zip(fields, values, strict=True)]
+        # A date is hashed as such, and the midnight that it is in a column of timestamps as a timestamp.
+        exact = [as_in(field, value) for field, value in zip(fields, values, strict=True)]
+        key = tuple(exact) if len(exact) > 1 else exact[0]
+        shard, hashed = self.layout.partition_of_key(key), np.uint64(hash_key(key, self.layout.seed))
         expression = reduce(and_, [part for part in equal if part is not None] or [None])
         tables = [
             read_file(

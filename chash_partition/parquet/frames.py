@@ -122,6 +122,12 @@ def pandas_of(table: pa.Table) -> pd.DataFrame:
             if (codes < 0).any():
                 raise DatasetError(f"column {field.name!r} has values that are none of its categories")
             frame[field.name] = frame[field.name].cat.set_categories(categories, ordered=True)
+        elif pa.types.is_dictionary(field.type) and field.name in plain:
+            column = frame[field.name].cat
+            if column.categories.empty:  # of objects, which do not go with the categories of other files
+                values = pa.table({field.name: pa.nulls(0, field.type.value_type)})
+                dtype = values.to_pandas(types_mapper=_strings())[field.name].dtype
+                frame[field.name] = column.set_categories(pd.Index([], dtype=dtype))
     if len(plain) == table.num_columns:
         return frame
     columns = {name: frame[name] for name in plain}

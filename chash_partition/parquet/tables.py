@@ -375,7 +375,8 @@ def _fits(kind: pa.DataType, into: pa.DataType) -> bool:
     for alike in (pa.types.is_signed_integer, pa.types.is_unsigned_integer, pa.types.is_floating):
         if alike(kind) and alike(into):
             return bool(kind.bit_width <= into.bit_width)
-    return False
+    unsigned_into_signed = pa.types.is_unsigned_integer(kind) and pa.types.is_signed_integer(into)
+    return bool(unsigned_into_signed and kind.bit_width < into.bit_width)
 
 
 def united(schemas: Sequence[pa.Schema]) -> pa.Schema:
