@@ -80,9 +80,9 @@ def read_parquet(
     filters : list of (column, operator, value), or list of such lists, or pyarrow Expression, optional
         Rows for which all of the list are true, or all of one of the lists. ``==`` and ``in`` on the key
         leave only the shards that can have such rows: the partitions of all others are empty and read
-        nothing. In the others, row groups are left out by their statistics. Values are compared exactly and must
-        be of the column's kind (a Timestamp with a time zone for a column with one). ``in`` finds nulls where
-        they are listed, and ``not in`` where they are not; the other operators pass no null.
+        nothing. In the others, row groups are left out by their statistics. Values are compared exactly and
+        must be of the column's kind (a Timestamp with a time zone for a column with one). ``in`` finds nulls
+        where they are listed, and ``not in`` where they are not; the other operators pass no null.
     storage_options : mapping, optional
         For fsspec.
     roots : mapping of node to str, optional
