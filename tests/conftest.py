@@ -20,6 +20,7 @@ settings.register_profile("chash", deadline=None)
 settings.load_profile("chash")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks in this hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     @cache
     def of_clusters(path: Path) -> bool:
