@@ -1,7 +1,7 @@
 """What all tests share: a real cluster, and a client for each test that asks for one.
 
-`make test` runs two processes. One has all the tests of clusters, for these have several processes of
-their own and time-outs; the other has the rest.
+`make test` runs pytest twice at a time: on the tests of clusters, which have several processes of their own
+and mostly wait for them, and on the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ settings.register_profile("chash", deadline=None)
 settings.load_profile("chash")
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks in this hook
+@pytest.hookimpl(tryfirst=True)  # pytest selects by marks in this hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     @cache
     def of_clusters(path: Path) -> bool:
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     for item in items:
         if "client" in getattr(item, "fixturenames", ()) or "cluster-" in item.name or of_clusters(item.path):
-            item.add_marker(pytest.mark.xdist_group("clusters"))
+            item.add_marker(pytest.mark.clusters)
 
 
 @pytest.fixture(scope="session")
