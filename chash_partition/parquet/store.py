@@ -116,7 +116,12 @@ class Store:
         """
         if limit is None:
             return bytes(self.fs.cat_file(self.path(name)))
-        with self.fs.open(self.path(name), "rb") as file:
+        try:
+            file = self.fs.open(self.path(name), "rb")
+        except FileNotFoundError:  # by a list that another thread had made before
+            self.fs.invalidate_cache()
+            file = self.fs.open(self.path(name), "rb")
+        with file:
             return bytes(file.read(limit + 1))
 
     @contextmanager
