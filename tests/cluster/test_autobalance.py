@@ -226,8 +226,10 @@ def test_what_a_client_moves_meanwhile(client):
         return {len(held) for held in holders(client, df)}
 
     until(lambda: copies() == {2})
-    df.chash.rebalance(progress=False)
-    settled(follows)
+    with counted(client) as transfers:
+        df.chash.rebalance(progress=False)
+        settled(follows)
+    assert transfers_between(transfers, df) == {}  # none was dropped and made anew
     assert copies() == {2}
     df.chash.rebalance(df.chash.plan({**dict.fromkeys([*FOUR, "4"], 1), "0": 2}), progress=False)
     counts = df.chash.layout.counts()
@@ -423,6 +425,28 @@ def test_workers_of_different_kinds():
             follows = df.chash.autobalance()
         settled(follows)
         assert_on_owners(client, df)
+        assert_right(df, pdf)
+
+
+def test_a_partition_stays_until_that_of_each_frame_has_arrived():
+    """Here one frame has no room on the new worker."""
+    pdf = rows(400)
+    with small_cluster(0) as (_, client), ExitStack() as processes:
+        processes.enter_context(worker_process(client, "a", "--memory-limit", "4GiB"))
+        df = placed(pdf, nodes=["a"], npartitions=8).chash.persist()
+        large = placed(pdf.assign(z="z" * 10_000), layout=df.chash.layout).chash.persist()
+        wait([df, large])
+        limit = int(large.chash.sizes().min()) // 2
+        assert df.chash.sizes().sum() < limit
+        processes.enter_context(worker_process(client, "b", "--memory-limit", str(limit), **FEARLESS))
+        client.amm.stop()
+        why = "the same partition of another frame of the layout could not be moved|worker b has no room"
+        with (
+            dask.config.set({"chash-partition.rebalance.stall-timeout": "500ms"}),
+            pytest.warns(RuntimeWarning, match=why),
+        ):
+            df.chash.rebalance(progress=False)
+        assert all("a" in held for frame in (df, large) for held in holders(client, frame))
         assert_right(df, pdf)
 
 
