@@ -7,6 +7,8 @@ task, or keeps others from moving what it will move:
 
 =====================  ==========================================================================
 `transition`           a lost partition is computed on the worker that will own it, if that is free
+`update_graph`         tasks of partitions whose worker retires run on the one that will own them: Dask
+                       runs nothing where they are
 `LeaveToOwners`        workers that retire wait for the task to take their partitions, rather than
                        send them to the emptiest worker; second copies nobody needs are dropped
 `valid_workers_...`    workers that are sending or receiving partitions are not closed by adaptive
@@ -227,6 +229,7 @@ class Autobalance(SchedulerPlugin):
             self.chash.log("unnamed-worker", self.entry, worker=name)
         self._last_change = 0 if hurry else time()
         self._given_up.clear()
+        self._send_along()
         if self.state == "moving" and self.entry.move is not None:
             self.entry.move.halt()
         self.look()
@@ -248,7 +251,12 @@ class Autobalance(SchedulerPlugin):
             self._lost = 0
         self.look_at_workers()
 
+    def update_graph(self, scheduler: Any, **kwargs: Any) -> None:
+        self._send_along()
+
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        if finish == "forgotten":
+            self._restricted.pop(key, None)
         if key not in self.entry:
             return
         if start == "memory" and finish == "released":
@@ -257,10 +265,8 @@ class Autobalance(SchedulerPlugin):
             ws = self.scheduler.workers.get(kwargs.get("worker"))
             if ws is None or str(ws.name) != self.entry.layout.owner_of(key[1]) or self.replicas > 1:
                 self.look()
-        elif finish == "forgotten":
-            self._restricted.pop(key, None)
-            if key[1] == 0:
-                self.look()
+        elif finish == "forgotten" and key[1] == 0:
+            self.look()
 
     def _lose(self, key: Any) -> None:
         """Have a lost partition computed by the worker that will own it; another may, if that leaves."""
@@ -268,14 +274,32 @@ class Autobalance(SchedulerPlugin):
         if not ts.who_wants and not ts.waiters:
             return  # nobody wants it any more
         self._lost += 1
-        nodes = self._nodes()
-        if self.paused or not nodes or self.plan_seconds > BLOCKING:
+        self._run_by_heir([(ts, key[1])])
+
+    def _send_along(self) -> None:
+        """Have tasks that wait for partitions of workers that retire fetch them to where they will be."""
+        self._run_by_heir(
+            [
+                (task, ts.key[1])
+                for ws in self.scheduler.workers.values()
+                if ws.status == Status.closing_gracefully
+                for ts in ws.has_what
+                if ts.key in self.entry and not ts.who_has & self.scheduler.running
+                for task in ts.dependents
+                if task.state in ("released", "waiting") and not task.worker_restrictions
+            ]
+        )
+
+    def _run_by_heir(self, tasks: list[tuple[Any, int]]) -> None:
+        """Have tasks run on the worker that will own a partition; another may, if that leaves."""
+        if not tasks or self.paused or self.plan_seconds > BLOCKING or not (nodes := self._nodes()):
             return
         if self._heirs is None or self._heirs.weights.keys() != nodes.keys():
             self._heirs = plan_rebalance(self._heirs or self.entry.goal or self.entry.layout, nodes).after
-        address = self.chash.workers()[self._heirs.owner_of(key[1])]
-        self._restricted.setdefault(key, (ts.worker_restrictions, ts.loose_restrictions))
-        ts.worker_restrictions, ts.loose_restrictions = {address}, True
+        addresses = self.chash.workers()
+        for ts, p in tasks:
+            self._restricted.setdefault(ts.key, (ts.worker_restrictions, ts.loose_restrictions))
+            ts.worker_restrictions, ts.loose_restrictions = {addresses[self._heirs.owner_of(p)]}, True
 
     def valid_workers_downscaling(self, scheduler: Any, workers: list[Any]) -> list[Any]:
         """All but those that partitions are moving from or to."""

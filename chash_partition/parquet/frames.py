@@ -126,7 +126,7 @@ def pandas_of(table: pa.Table) -> pd.DataFrame:
             column = frame[field.name].cat
             if column.categories.empty:  # of objects, which do not go with the categories of other files
                 values = pa.table({field.name: pa.nulls(0, field.type.value_type)})
-                dtype = values.to_pandas(types_mapper=_strings())[field.name].dtype
+                dtype = values.to_pandas()[field.name].dtype
                 frame[field.name] = column.set_categories(pd.Index([], dtype=dtype))
     if len(plain) == table.num_columns:
         return frame

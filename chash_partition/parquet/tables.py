@@ -28,6 +28,7 @@ __all__ = ["How", "how_written", "read_file", "write_file"]
 ROW_GROUP_SIZE = b"chash.row_group_size"  # in a file's
 CATEGORIES = b"chash.categories"  # in a field's metadata: those of an ordered category, in their order
 PANDAS = b"chash.pandas"  # in a field's metadata: the dtype that pandas is to make of it, if not its own
+DICTIONARY = 128 * 1024  # bytes of distinct values after which plain ones are smaller, and faster to write
 
 
 # ---------------------------------------------------------------------------------------------------- files
@@ -90,7 +91,13 @@ def write_file(store: Store, folder: str, shard: int, table: pa.Table, how: How)
         metadata = {**(table.schema.metadata or {}), ROW_GROUP_SIZE: str(how.row_group_size).encode()}
         table = table.replace_schema_metadata(metadata)
         options["row_group_size"] = how.row_group_size
-    content = encode(table, compression=how.compression or "none", write_page_index=True, **options)
+    content = encode(
+        table,
+        compression=how.compression or "none",
+        write_page_index=True,
+        dictionary_pagesize_limit=DICTIONARY,
+        **options,
+    )
     path = f"{shard_folder(folder, shard)}/{uuid.uuid4().hex}.parquet"
     store.put(path, content)
     return File(path, table.num_rows, content.size, xxh64_hexdigest(memoryview(content)))

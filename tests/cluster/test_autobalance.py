@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.request import urlopen
@@ -20,6 +21,7 @@ from clusters import (
     SETTINGS,
     assert_on_owners,
     assert_right,
+    assert_same_rows,
     counted,
     holders,
     keys_of,
@@ -152,6 +154,42 @@ def test_a_worker_with_20_partitions_retires_with_20_transfers_each_to_its_owner
             assert_on_owners(client, df)
             assert workers(client).keys() == {"1", "3", "4"}
             assert_right(df, pdf)
+
+
+def test_work_on_a_worker_that_retires_takes_its_partitions_where_they_will_be():
+    async def hold(dask_scheduler, layout):
+        await dask_scheduler.plugins["chash"].layouts[layout].lock.acquire()
+
+    async def release(dask_scheduler, layout):
+        dask_scheduler.plugins["chash"].layouts[layout].lock.release()
+
+    pdf, others = rows(400), rows(200)[["k"]].drop_duplicates()
+    with small_cluster(4) as (_, client), ThreadPoolExecutor(1) as pool:
+        df = placed(pdf, npartitions=40).chash.persist()
+        mate = placed(others, layout=df.chash.layout).chash.persist()
+        wait([df, mate])
+        with df.chash.autobalance() as follows:
+            settled(follows)
+            leaving, layout = df.chash.layout.partitions_of("2").tolist(), df.chash.layout.id
+            client.run_on_scheduler(hold, layout=layout)
+            with counted(client) as transfers:
+                retiring = pool.submit(client.retire_workers, [workers(client)["2"]])
+                until(lambda: "2" not in follows.status().workers)
+                assert_same_rows(df.merge(mate, on="k").compute(), pdf.merge(others, on="k"))
+                assert_right(df, pdf)
+                client.run_on_scheduler(release, layout=layout)
+                settled(follows, "0", "1", "3")
+                retiring.result()
+            keys = [keys_of(frame)[p] for frame in (df, mate) for p in leaving]
+            assert transfers_between(transfers, df, mate) == dict.fromkeys(keys, 1)
+            for frame in (df, mate):
+                assert_on_owners(client, frame)
+            restricted = client.run_on_scheduler(
+                lambda dask_scheduler: len(
+                    next(p for n, p in dask_scheduler.plugins.items() if "autobalance" in n)._restricted
+                )
+            )
+            assert not restricted
 
 
 def test_the_memory_manager_runs_meanwhile_where_config_stops_it():
