@@ -26,7 +26,7 @@ from distributed import Client, LocalCluster, wait
 from repartition import BLOCKS, block
 
 from chash_partition import chash_repartition
-from chash_partition.cluster import autobalance, moves, plugin
+from chash_partition.cluster import autobalance, plugin
 
 QUIET = 20
 
@@ -87,7 +87,7 @@ def watched(spent: dict[str, list[float]]) -> None:
         ),
         autobalance.LeaveToOwners: ("run",),
         plugin.ChashPlugin: ("live", "update_graph", "register"),
-        moves.ReduceOtherReplicas: ("run",),
+        plugin.ReduceToOwners: ("run",),
     }.items():
         for name in names:
             watch(cls, name)

@@ -42,7 +42,7 @@ from distributed.metrics import time
 
 from chash_partition._dask import ActiveMemoryManagerPolicy, Suggestion
 from chash_partition.cluster import metrics
-from chash_partition.cluster.moves import AT_A_TIME, HALTED, TICK, replicas_left_alone
+from chash_partition.cluster.moves import AT_A_TIME, HALTED, TICK
 from chash_partition.layout import Layout
 from chash_partition.planner import RebalancePlan, plan_rebalance
 
@@ -124,7 +124,6 @@ class Autobalance(SchedulerPlugin):
         self.weights, self.replicas, self.settle, self.stall = weights, replicas, settle, stall
         if self._task is None:
             policy = LeaveToOwners(self)
-            self._undo.enter_context(replicas_left_alone(self.scheduler, self.entry))
             self._undo.callback(policy.remove)
             policy.add(self.scheduler)
             self.scheduler.add_plugin(self, name=self.name)

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dask.utils import format_bytes
@@ -30,7 +29,6 @@ from distributed.metrics import time
 from chash_partition._dask import (
     ActiveMemoryManagerExtension,
     ActiveMemoryManagerPolicy,
-    ReduceReplicas,
     Suggestion,
 )
 
@@ -46,25 +44,6 @@ TICK = 0.01
 SETTLED = 0.1
 # How many partitions are looked at before other work of the scheduler has its turn.
 AT_A_TIME = 1000
-
-
-class ReduceOtherReplicas(ReduceReplicas):
-    """`ReduceReplicas`, leaving alone the keys that are being moved or kept twice.
-
-    It stands in for Dask's own meanwhile: that one cannot know which of two copies is to stay
-    and would drop the new one.
-    """
-
-    __slots__ = ("left_alone", "stands_in_for")
-
-    def __init__(self, stands_in_for: ReduceReplicas):
-        self.stands_in_for = stands_in_for
-        self.left_alone: list[Container[Any]] = []
-
-    def run(self) -> Iterator[Suggestion]:
-        for suggestion in super().run():
-            if not any(suggestion.ts.key in keys for keys in self.left_alone):
-                yield suggestion
 
 
 class BringToOwners(ActiveMemoryManagerPolicy):
@@ -181,26 +160,6 @@ def lacks_room(ws: Any, ts: Any, coming: int) -> bool:
     return bool(ws.memory_limit) and ws.memory.managed + coming + ts.nbytes > ws.memory_limit
 
 
-@contextmanager
-def replicas_left_alone(scheduler: Any, keys: Container[Any]) -> Iterator[None]:
-    """Meanwhile Dask's `ReduceReplicas` drops no copy of these keys."""
-    manager = scheduler.extensions.get("amm")
-    for policy in [p for p in manager.policies if type(p) is ReduceReplicas] if manager else []:
-        manager.policies.remove(policy)
-        manager.add_policy(ReduceOtherReplicas(policy))
-    stand_ins = [p for p in manager.policies if type(p) is ReduceOtherReplicas] if manager else []
-    for stand_in in stand_ins:
-        stand_in.left_alone.append(keys)
-    try:
-        yield
-    finally:
-        for stand_in in stand_ins:
-            stand_in.left_alone = [other for other in stand_in.left_alone if other is not keys]
-            if not stand_in.left_alone:
-                manager.policies.discard(stand_in)
-                manager.add_policy(stand_in.stands_in_for)
-
-
 async def bring_to_owners(
     scheduler: Any, move: BringToOwners, stall: float, progress: dict[str, Any]
 ) -> None:
@@ -217,24 +176,23 @@ async def bring_to_owners(
     manager = ActiveMemoryManagerExtension(scheduler, {move}, register=False, start=False)
     progress.update(done=0, total=len(move.targets))
     last, settled = time(), None
-    with replicas_left_alone(scheduler, move.targets):
-        while move.open:
-            began = time()
-            manager.run_once()
-            done = sum(map(move.placed, move.targets))
-            if done != progress["done"]:
-                last = time()
-            progress.update(done=done, total=len(move.targets))
-            if done == len(move.targets) - len(move.refused):
-                settled = settled or time()
-                if time() - settled >= SETTLED:
-                    break
-            else:
-                settled = None
-                if time() - last > stall or (move.halted and time() - move.halted > ASK_AGAIN):
-                    break
-            # Of many partitions a look takes long: leave most of the time to the scheduler.
-            await asyncio.sleep(max(TICK, 4 * (time() - began)))
+    while move.open:
+        began = time()
+        manager.run_once()
+        done = sum(map(move.placed, move.targets))
+        if done != progress["done"]:
+            last = time()
+        progress.update(done=done, total=len(move.targets))
+        if done == len(move.targets) - len(move.refused):
+            settled = settled or time()
+            if time() - settled >= SETTLED:
+                break
+        else:
+            settled = None
+            if time() - last > stall or (move.halted and time() - move.halted > ASK_AGAIN):
+                break
+        # Of many partitions a look takes long: leave most of the time to the scheduler.
+        await asyncio.sleep(max(TICK, 4 * (time() - began)))
     for key in move.open:
         if not move.placed(key):
             move.refused[key] = _why(scheduler, move, key, stall)

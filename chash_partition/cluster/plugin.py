@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from math import inf
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
 
+from chash_partition._dask import ReduceReplicas, Suggestion
 from chash_partition.cluster.moves import AT_A_TIME, BringToOwners, bring_to_owners
 from chash_partition.layout import Layout
 
@@ -46,6 +47,36 @@ class Registered:
         return type(key) is tuple and key[0] in self.frames
 
 
+class ReduceToOwners(ReduceReplicas):
+    """`ReduceReplicas`, which knows which copy of a partition is to stay.
+
+    It stands in for Dask's own: that one would drop any, and leave the one that a task elsewhere had fetched.
+    Partitions that are being moved, or follow the workers, are left to those who move them.
+    """
+
+    __slots__ = ("layouts",)
+
+    def __init__(self, layouts: Mapping[str, Registered]):
+        self.layouts = layouts
+
+    @classmethod
+    def stand_in(cls, scheduler: Any, layouts: Mapping[str, Registered]) -> None:
+        manager = scheduler.extensions.get("amm")
+        for policy in [p for p in manager.policies if type(p) is ReduceReplicas] if manager else []:
+            manager.policies.remove(policy)
+            manager.add_policy(cls(layouts))
+
+    def run(self) -> Iterator[Suggestion]:
+        for suggestion in super().run():
+            ts = suggestion.ts
+            entry = next((entry for entry in self.layouts.values() if ts.key in entry), None)
+            if entry is None:
+                yield suggestion
+            elif not entry.lock.locked() and entry.autobalance is None:
+                owner = entry.layout.owner_of(ts.key[1])
+                yield Suggestion("drop", ts, {ws for ws in ts.who_has if str(ws.name) != owner})
+
+
 class ChashPlugin(SchedulerPlugin):
     """Keeps the layouts of persisted frames, and moves partitions on request.
 
@@ -59,6 +90,7 @@ class ChashPlugin(SchedulerPlugin):
     async def start(self, scheduler: Any) -> None:
         self.scheduler = scheduler
         self.layouts: dict[str, Registered] = {}
+        ReduceToOwners.stand_in(scheduler, self.layouts)
         scheduler.handlers.update(
             chash_register=self.register,
             chash_layout=self.layout,

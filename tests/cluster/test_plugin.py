@@ -14,6 +14,7 @@ from clusters import (
     assert_on_owners,
     assert_right,
     counted,
+    holders,
     keys_of,
     kill,
     local_cluster,
@@ -62,6 +63,21 @@ def test_frames_of_one_layout_move_together(client):
         assert frame.chash.layout.version == 1
         assert_on_owners(client, frame)
         assert sum(transfers[key] for key in keys_of(frame)) == 12
+
+
+def test_of_copies_that_tasks_fetched_the_owners_stay(client):
+    df = placed(rows(400)).chash.persist()
+    wait(df)
+    client.amm.stop()
+    try:
+        for name in ("4", "1"):
+            there = [workers(client)[name]]
+            wait([client.submit(len, future, workers=there, pure=False) for future in futures_of(df)])
+        assert all({"4", "1"} <= {*names} for names in holders(client, df))
+    finally:
+        client.amm.start()
+    until(lambda: client.amm.run_once() or all(len(names) == 1 for names in holders(client, df)))
+    assert_on_owners(client, df)
 
 
 def test_a_frame_persisted_after_a_move_goes_where_the_others_are(client):
