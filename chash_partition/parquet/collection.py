@@ -244,6 +244,11 @@ def to_parquet(
     """See `ChashAccessor.to_parquet`; `df` is placed, and `layout` is the one it has now."""
     home = Home.of(path, storage_options, roots)
     if any(name is not None for name in df._meta.index.names):
+        if twice := [name for name in df._meta.index.names if name in df._meta.columns]:
+            raise DatasetError(
+                f"index level {twice[0]!r} has the name of a column, and both would be columns of the file: "
+                f"df.reset_index(drop=True) leaves it out"
+            )
         df = df.reset_index()
     schema, open_ = schema_of(df._meta)
     since, pending = begin(home, mode, layout, schema, how)

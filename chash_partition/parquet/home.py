@@ -89,11 +89,10 @@ class Home:
                 sizes = {path: nbytes for path, nbytes, _ in store.list(new.folder)}
             for path in paths:
                 if sizes.get(path) != (nbytes := new.located[place, path].nbytes):
+                    there = "is gone" if sizes.get(path) is None else f"has {sizes[path]:,}"
                     raise DatasetError(
-                        f"{store.full(path)} must have {nbytes:,} bytes and "
-                        + ("is gone" if sizes.get(path) is None else f"has {sizes[path]:,}")
-                        + ": nothing was committed; write again. If vacuum removed it, give that a longer "
-                        "retain than the longest write takes"
+                        f"{store.full(path)} must have {nbytes:,} bytes and {there}: nothing was committed; "
+                        f"{store.remedy}"
                     )
 
     def commit(self, operation: str, change: Change, since: Version | None) -> Version:

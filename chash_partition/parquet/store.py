@@ -97,6 +97,13 @@ class Store:
     def local(self) -> bool:
         return type(self.fs) is LocalFileSystem
 
+    @property
+    def remedy(self) -> str:
+        """What to do where a file is not as it was written."""
+        if fsspec.utils.get_protocol(self.url) == "memory":
+            return "each process has a memory:// of its own: on a cluster, write where all workers can read"
+        return "write again. If vacuum removed it, give that a longer retain than the longest write takes"
+
     def path(self, name: str) -> str:
         """The path of a file as the file system takes it."""
         return f"{self._there[1]}/{name}"

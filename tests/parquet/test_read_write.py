@@ -80,6 +80,8 @@ def test_a_cluster_writes_and_reads(client: Client, tmp_path: Path) -> None:
         assert_same_rows(back.compute(), FRAME)
         layout = back.chash.layout
         assert back.chash.placement().tolist() == [layout.owner_of(i) for i in range(16)]
+    with pytest.raises(DatasetError, match="each process has a memory:// of its own"):
+        df.chash.to_parquet("memory://of-one-process")
 
 
 def test_a_read_frame_needs_no_shuffle(local: None, tmp_path: Path) -> None:
@@ -293,6 +295,9 @@ def test_an_index_with_a_name_is_stored(local: None, tmp_path: Path) -> None:
         back = read_parquet(tmp_path / name)
         assert back.chash.layout.on == (on,)
         assert_same_rows(back.compute(), named.reset_index())
+    twice = dd.from_pandas(FRAME.rename_axis("k"), npartitions=3, sort=False)
+    with pytest.raises(DatasetError, match="index level 'k' has the name of a column"):
+        twice.pipe(chash_repartition, "row", npartitions=P).chash.to_parquet(tmp_path / "c")
 
 
 def test_a_failing_block_commits_nothing(local: None, tmp_path: Path) -> None:
