@@ -80,11 +80,16 @@ store.EXCLUSIVE.add("objects")
 def count_on_disk(counter: Counter) -> None:
     """Have the counter asked before each thing that is done to a local disk."""
 
+    folders: dict[Any, object] = {}
+
     def counted(name: str) -> None:
         real = getattr(os, name)
 
         def do(*args: Any, **kwargs: Any) -> Any:
-            counter(lambda: real(args[0], bytes(args[1])[: len(args[1]) // 2]) if name == "write" else None)
+            # Threads that make one folder at the same time ask for it, and those above it, twice or once.
+            if name != "makedirs" or folders.setdefault(args[0], me := object()) is me:
+                half = lambda: real(args[0], bytes(args[1])[: len(args[1]) // 2])  # noqa: E731
+                counter(half if name == "write" else lambda: None)
             return real(*args, **kwargs)
 
         setattr(os, name, do)
