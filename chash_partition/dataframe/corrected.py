@@ -6,8 +6,12 @@ the place of Dask's own.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
+
+import numpy as np
+from dask.utils import random_state_data
 
 from chash_partition._dask import (
     Clip,
@@ -28,6 +32,7 @@ from chash_partition._dask import (
     Replace,
     ResetIndex,
     Round,
+    Sample,
     SetIndex,
     SetPartition,
     SortValues,
@@ -104,6 +109,19 @@ class PlacedIndex(CountsPartitions, SetIndex):
 
 class PlacedPartition(CountsPartitions, SetPartition):
     """As `PlacedIndex` is lowered."""
+
+
+class PlacedSample(Ours, Sample):
+    """Dask draws a state for each partition, and a sort below may find other divisions when it is lowered:
+    they are estimated from rows chosen at random, by the name of the expression.
+    """
+
+    @functools.cached_property
+    def state_data(self) -> list[Any]:
+        states: list[Any] = self.operand("state_data")
+        if (more := self.frame.npartitions - len(states)) > 0:
+            states = [*states, *random_state_data(more, np.random.RandomState(states[-1]))]
+        return states
 
 
 class PlacedReset(Ours, ResetIndex):
@@ -261,6 +279,7 @@ CORRECTED: dict[type[Expr], type[Expr]] = {
     SortValues: PlacedSort,
     SetIndex: PlacedIndex,
     ResetIndex: PlacedReset,
+    Sample: PlacedSample,
     OpAlignPartitions: PlacedOperator,
     MethodOperatorAlign: PlacedMethod,
     UFuncAlign: PlacedUFunc,

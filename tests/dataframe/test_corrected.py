@@ -12,6 +12,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from dask.dataframe.dask_expr import new_collection
 from frames import assert_placed, assert_same_rows, blocks_of, sample, split
 
 from chash_partition import chash_repartition
@@ -102,6 +103,16 @@ def test_the_first_rows_by_some_columns_and_then_others(npartitions: int, column
     ]:
         assert_same_rows(ours[columns].compute(), theirs[columns])
         assert_same_rows(ours.add_suffix("_")["k_"].compute(), theirs["k"].rename("k_"))
+
+
+@pytest.mark.parametrize("frac", [1.0, 0.5])
+def test_samples_of_more_partitions_than_there_were_said_to_be(frac: float) -> None:
+    """As of sorted rows, whose divisions Dask may find anew: one state was drawn, and there are 6."""
+    of_one = place(FRAME, 1).sample(frac=frac, random_state=0).expr
+    of_six = of_one.substitute(of_one.frame, place(FRAME, 6).expr)
+    rows = new_collection(of_six).compute()["row"]
+    assert rows.is_unique
+    assert len(rows) == len(FRAME) if frac == 1 else 10 < len(rows) < 30
 
 
 @pytest.mark.parametrize("columns", [["k", "x"], ["y", "k"], ["k"]], ids=str)
