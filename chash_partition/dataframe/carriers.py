@@ -8,7 +8,7 @@ many blocks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -24,6 +24,8 @@ from chash_partition.dataframe.scatter import kernels
 
 Buffers = list[np.ndarray]
 CHUNK = 1 << 30
+# Rows of a block, on average, from which Arrow takes them as a chunk of its own.
+PIECE = 512
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,13 @@ class Rows:
         only = slice(i, i + 1)
         return Rows(self.slot, self.blocks[only], self.start[only], self.stop[only], self.arena)
 
+    def pieces(self, field: Field) -> Iterator[tuple[list[Any], int, int]]:
+        """Each block's buffers, and which of its rows they are."""
+        for block, start, stop in zip(
+            self.blocks.tolist(), self.start.tolist(), self.stop.tolist(), strict=True
+        ):
+            yield field.buffers[block], start, stop
+
     def sources(
         self, field: Field, j: int, width: int, start: np.ndarray, stop: np.ndarray
     ) -> tuple[np.ndarray, Any]:
@@ -263,12 +272,22 @@ class Masked:
         values = np.zeros(len(array), self.word) if values is None else values
         return columnwise(order.scattered(values), order.scattered_validity(array))
 
-    def join(self, field: Field, rows: Rows) -> Any:
-        values = rows.joined(field, 0, self.word)
+    def array(self, values: np.ndarray, validity: pa.Buffer | None) -> pa.Array:
+        n = len(values)
         if pa.types.is_boolean(self.kind):
             values = np.packbits(values.view(np.uint8), bitorder="little")
-        buffers = [rows.joined_validity(field, 1), pa.py_buffer(values.view(np.uint8))]
-        return self.dtype.__from_arrow__(pa.Array.from_buffers(self.kind, len(rows), buffers))
+        return pa.Array.from_buffers(self.kind, n, [validity, pa.py_buffer(values.view(np.uint8))])
+
+    def join(self, field: Field, rows: Rows) -> Any:
+        array = self.array(rows.joined(field, 0, self.word), rows.joined_validity(field, 1))
+        return self.dtype.__from_arrow__(array)
+
+    def view(self, field: Field, rows: Rows) -> Any:
+        chunks = [
+            self.array(aligned(buffers[0][start:stop]), packed(buffers[1][start:stop]))
+            for buffers, start, stop in rows.pieces(field)
+        ]
+        return self.dtype.__from_arrow__(pa.chunked_array(chunks, self.kind))
 
 
 @dataclass(frozen=True)
@@ -323,6 +342,18 @@ class Text:
         cuts = np.searchsorted(new, np.arange(0, int(new[-1]), CHUNK)[1:], side="right") - 1
         edges = [0, *cuts.tolist(), n]
         chunks = [array.slice(a, b - a).cast(self.kind) for a, b in pairwise(edges) if a < b or n == 0]
+        return self.dtype.__from_arrow__(pa.chunked_array(chunks, self.kind))
+
+    def view(self, field: Field, rows: Rows) -> Any:
+        if self.wide != self.kind:
+            return self.join(field, rows)
+        chunks = []
+        for (ends, text, validity), start, stop in rows.pieces(field):
+            offsets = aligned(ends[start : stop + 1])
+            if not isinstance(text, np.ndarray):  # in a file
+                text, offsets = text[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
+            buffers = [packed(validity[start:stop]), pa.py_buffer(offsets), pa.py_buffer(text)]
+            chunks.append(pa.Array.from_buffers(self.kind, stop - start, buffers))
         return self.dtype.__from_arrow__(pa.chunked_array(chunks, self.kind))
 
 
@@ -391,6 +422,24 @@ def join(field: Field, rows: Rows) -> Any:
     if all(isinstance(part, pd.Categorical) for part in parts):
         return union_categoricals(_of_one_dtype(parts), ignore_order=True)
     return pd.concat([pd.Series(part) for part in parts], ignore_index=True).array
+
+
+def view(field: Field, rows: Rows) -> Any:
+    """As `join`; of Arrow's values, pieces of the buffers themselves, unless they are many and small."""
+    carrier = field.carriers[0]
+    if field.alike and isinstance(carrier, (Masked, Text)) and len(rows) >= PIECE * len(rows.blocks):
+        return carrier.view(field, rows)
+    return join(field, rows)
+
+
+def aligned(values: np.ndarray) -> np.ndarray:
+    """The values where Arrow can read them: what came over a wire may start at any byte."""
+    return values if address(values) % 8 == 0 else values.copy()
+
+
+def packed(valid: np.ndarray) -> pa.Buffer | None:
+    """A bitmap of bytes, of which there are none where all rows are there."""
+    return pa.py_buffer(np.packbits(valid, bitorder="little")) if len(valid) else None
 
 
 def _of_one_dtype(parts: list[pd.Categorical]) -> list[pd.Categorical]:

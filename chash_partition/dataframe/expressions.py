@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -362,10 +362,24 @@ class Place(Ours):
         return None
 
     def _lower(self) -> Expr:
-        layout = self.layout
+        return self.followed_by(None)
+
+    def followed_by(self, then: Then | None) -> Expr:
+        """The engine's steps, with what is done to each partition at once."""
         if self.engine == "p2p":
-            return P2PPlace(self.frame, self.on, layout, self.addresses)
-        return TaskPlace(self.frame, self.on, layout, self.engine == "disk")
+            return P2PPlace(self.frame, self.on, self.layout, self.addresses, then)
+        return TaskPlace(self.frame, self.on, self.layout, self.engine == "disk", then)
+
+
+class Then(Protocol):
+    """What the task that makes a partition also does to it, so that nobody else ever sees that."""
+
+    @property
+    def meta(self) -> pd.DataFrame:
+        """Of what it gives."""
+
+    def task(self, name: Any, block: Any, partition: int) -> Task:
+        """Of a task, or a reference to one, that gives the partition."""
 
 
 def _rowwise(predicate: Expr, frame: Expr) -> bool:
@@ -382,14 +396,20 @@ class Placing(Ours, PartitionsFiltered):
 
     @functools.cached_property
     def _meta(self) -> pd.DataFrame:
-        return self.frame._meta
+        return self.frame._meta if self.then is None else self.then.meta
 
     def _divisions(self) -> tuple[None, ...]:
         return (None,) * (self.layout.npartitions + 1)
 
+    def _output(self, i: int, partition: int, function: Any, *arguments: Any) -> Task:
+        name = (self._name, i)
+        if self.then is None:
+            return Task(name, function, *arguments)
+        return self.then.task(name, Task(None, function, *arguments), partition)
+
     @property
     def _funcname(self) -> str:
-        return "chash-unpack"  # by its tasks' names on the dashboard
+        return "chash-unpack" if self.then is None else "chash-write"  # names of tasks on the dashboard
 
     @property
     def _token(self) -> str:
@@ -399,11 +419,11 @@ class Placing(Ours, PartitionsFiltered):
 class TaskPlace(Placing):
     """Rows into partitions by tasks alone; see `blocks`."""
 
-    _parameters = ["frame", "on", "layout", "disk", "_partitions"]
-    _defaults = {"_partitions": None}
+    _parameters = ["frame", "on", "layout", "disk", "then", "_partitions"]
+    _defaults = {"then": None, "_partitions": None}
 
     def _layer(self) -> dict[Any, Any]:
-        token, blocks, meta = self._token, range(self.frame.npartitions), self._meta
+        token, blocks, meta = self._token, range(self.frame.npartitions), self.frame._meta
         groups = groups_of(sorted(set(self._partitions)))
         slots = f"chash-slots-{token}"
         layer: dict[Any, Any] = {slots: Task(slots, slots_of, groups, self.layout.npartitions)}
@@ -424,22 +444,24 @@ class TaskPlace(Placing):
             places.update({partition: (whole, slot) for slot, partition in enumerate(members)})
         for i, partition in enumerate(self._partitions):
             whole, slot = places[partition]
-            layer[self._name, i] = Task((self._name, i), Stack.unpack, TaskRef(whole), slot)
+            unpack_ = Stack.unpack if self.then is None else Stack.view
+            layer[self._name, i] = self._output(i, partition, unpack_, TaskRef(whole), slot)
         return layer
 
 
 class P2PPlace(Placing):
     """Rows into partitions by our run in Dask's P2P machinery, each output landing on its owner."""
 
-    _parameters = ["frame", "on", "layout", "addresses", "_partitions"]
-    _defaults = {"_partitions": None}
+    _parameters = ["frame", "on", "layout", "addresses", "then", "_partitions"]
+    _defaults = {"then": None, "_partitions": None}
 
     def _layer(self) -> dict[Any, Any]:
         token = self._token
         spec = PlacedShuffleSpec(
             id=ShuffleId(token),
             disk=True,
-            meta=self._meta,
+            meta=self.frame._meta,
+            views=self.then is not None,
             on=self.on,
             parts_out=tuple(self._partitions) if self._filtered else self.layout.npartitions,
             layout=self.layout,
@@ -454,8 +476,7 @@ class P2PPlace(Placing):
         barrier = P2PBarrierTask(barrier_key(spec.id), p2p_barrier, spec.id, *transfers, spec=spec)
         layer[barrier.key] = barrier
         for i, partition in enumerate(self._partitions):
-            name = (self._name, i)
-            layer[name] = Task(name, unpack, spec.id, partition, barrier.ref())
+            layer[self._name, i] = self._output(i, partition, unpack, spec.id, partition, barrier.ref())
         return layer
 
     def __dask_annotations__(self) -> dict[str, dict[Any, object]]:

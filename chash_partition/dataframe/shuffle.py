@@ -45,7 +45,7 @@ from chash_partition._dask import (
     to_serialize,
 )
 from chash_partition.dataframe.arena import Arena
-from chash_partition.dataframe.carriers import Carrier, Field, Lot, Order, Rows, carrier_of, join
+from chash_partition.dataframe.carriers import Carrier, Field, Lot, Order, Rows, carrier_of, join, view
 from chash_partition.dataframe.keys import keys_of, levels_of
 from chash_partition.dataframe.scatter import kernels
 from chash_partition.hashing import hash_keys
@@ -309,6 +309,14 @@ class Stack:
         rows = self.rows(slot)
         return self.frame([join(field, rows) for field in self.fields] if len(rows) else [])
 
+    def view(self, slot: int) -> pd.DataFrame:
+        """As `unpack`, with Arrow's columns as they came, in pieces, where they are not small.
+
+        For what is done with at once: it keeps the shares of all partitions.
+        """
+        rows = self.rows(slot)
+        return self.frame([view(field, rows) for field in self.fields] if len(rows) else [])
+
     def unpack_all(self, map_: Callable[..., Iterator[Any]]) -> list[list[Any]]:
         """The columns of each partition. Each field is let go of once it is put together."""
         rows = [self.rows(slot) for slot in range(len(self.starts) - 1)]
@@ -548,7 +556,7 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
             stack = self._with_room(slot)
             if self._at_once is None:
                 # Once and for all: the one way lets go of what the other reads outside of the lock.
-                in_memory = stack.total > 0 and not self.spilled.size
+                in_memory = stack.total > 0 and not self.spilled.size and not self.spec.views
                 self._at_once = in_memory and self._has_room(int(stack.nbytes.max()))
             if self._at_once and self._columns is None:
                 try:
@@ -558,7 +566,9 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
                     raise
                 self.blocks.clear()
             columns = self._columns
-        return stack.unpack(slot) if columns is None else stack.frame(columns[slot])
+        if columns is not None:
+            return stack.frame(columns[slot])
+        return stack.view(slot) if self.spec.views else stack.unpack(slot)
 
     def _with_room(self, slot: int) -> Stack:
         """All shares; some put on disk while the next output would not fit beside them."""
@@ -626,6 +636,7 @@ class PlacedShuffleSpec(ShuffleSpec[int]):
     Attributes
     ----------
     meta : the frame, without rows
+    views : whether outputs are done with at once
     on, seed, npartitions : the key, and how its hash gives a partition
     parts_out : the partitions that are wanted
     layout : which node owns each
@@ -633,6 +644,7 @@ class PlacedShuffleSpec(ShuffleSpec[int]):
     """
 
     meta: pd.DataFrame
+    views: bool
     on: tuple[Hashable, ...]
     parts_out: tuple[int, ...] | int
     layout: Layout

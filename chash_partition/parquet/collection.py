@@ -29,7 +29,7 @@ from chash_partition._dask import (
 )
 from chash_partition.cluster.live import active_client, known_addresses
 from chash_partition.dataframe.corrected import Ours
-from chash_partition.dataframe.expressions import Claim
+from chash_partition.dataframe.expressions import Claim, Place
 from chash_partition.dataframe.keys import key_columns, keys_of
 from chash_partition.dataframe.knowledge import Known, labels
 from chash_partition.dataframe.repartition import place, way_of
@@ -299,6 +299,26 @@ class Target:
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return "chash_partition.Target", self.version.commit
 
+    @property
+    def meta(self) -> pd.DataFrame:
+        return ENTRIES
+
+    def task(self, name: Any, block: Any, partition: int) -> Task:
+        version = self.version
+        layout = version.layout
+        return Task(
+            name,
+            write_block,
+            block,
+            partition,
+            self.home.store_of(version, partition),
+            version.folder,
+            (layout.on, layout.npartitions, layout.seed),
+            version.schema,
+            self.open,
+            self.how,
+        )
+
 
 ENTRIES = pd.DataFrame(
     {
@@ -326,22 +346,12 @@ class WriteShards(Ours, Blockwise):
     def _broadcast_dep(self, dep: Expr) -> bool:
         return False
 
+    def _lower(self) -> Expr | None:
+        return self.frame.followed_by(self.target) if type(self.frame) is Place else None
+
     def _task(self, name: Any, index: int) -> Task:
-        target = self.target
-        version = target.version
-        layout = version.layout
-        return Task(
-            name,
-            write_block,
-            TaskRef((self.frame._name, index)),
-            index,
-            target.home.store_of(version, index),
-            version.folder,
-            (layout.on, layout.npartitions, layout.seed),
-            version.schema,
-            target.open,
-            target.how,
-        )
+        task: Task = self.target.task(name, TaskRef((self.frame._name, index)), index)
+        return task
 
 
 def write_block(

@@ -54,6 +54,7 @@ PHASES = {
     "transfer": ("chash-transfer-", "memory"),
     "barrier": ("shuffle-barrier-", "processing"),
     "unpack": ("chash-unpack-", "memory"),
+    "write": ("chash-write-", "memory"),
 }
 
 
@@ -176,9 +177,8 @@ def at(cluster: LocalCluster, phase: str, nth: int, act: Callable[[], object]) -
 
 
 def nth_of(phase: str, rng: random.Random) -> int:
-    return {"transfer": rng.randrange(1, BLOCKS + 1), "barrier": 1, "unpack": rng.randrange(1, PARTITIONS)}[
-        phase
-    ]
+    most = {"transfer": BLOCKS, "barrier": 1, "unpack": PARTITIONS - 1, "write": PARTITIONS - 1}
+    return rng.randint(1, most[phase])
 
 
 def processes(client: Client) -> dict[str, int]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -17,8 +19,9 @@ from hypothesis import strategies as st
 from test_repartition import CASES, KEYS
 
 from chash_partition import Layout
+from chash_partition.dataframe import carriers
 from chash_partition.dataframe.keys import keys_of
-from chash_partition.dataframe.shuffle import PlacedShuffleSpec, Slots, SpillFile, Stack, split
+from chash_partition.dataframe.shuffle import BlockShare, PlacedShuffleSpec, Slots, SpillFile, Stack, split
 
 NODES = ["a", "b", "c", "d"]
 LAYOUT = Layout.create("k", 64, NODES)
@@ -29,6 +32,7 @@ def landed(workers: list[str], addresses: dict[str, str] = ADDRESSES) -> list[st
     spec = PlacedShuffleSpec(
         id=ShuffleId("s"),
         disk=False,
+        views=False,
         meta=pd.DataFrame({"k": [0]})[:0],
         on=("k",),
         parts_out=LAYOUT.npartitions,
@@ -76,10 +80,29 @@ def travelled(
     for worker, partitions in slots.local.items():
         stack = Stack([block[worker] for block in sent if worker in block], blocks[0].iloc[:0])
         got |= {partition: stack.unpack(slot) for slot, partition in enumerate(partitions)}
+        with patch.object(carriers, "PIECE", 0):
+            for of_view in (stack, *([Stack(askew(sent, worker), stack.meta)] if spilled is None else [])):
+                for slot, partition in enumerate(partitions):
+                    pd.testing.assert_frame_equal(of_view.view(slot), got[partition])
         if stack.total:  # all at once, which is done in memory only
             for partition, columns in zip(partitions, stack.unpack_all(map), strict=True):
                 pd.testing.assert_frame_equal(stack.frame(columns), got[partition])
     return got
+
+
+def askew(sent: list[dict[str, BlockShare]], worker: str) -> list[BlockShare]:
+    """A worker's shares, with buffers that start at any byte, as they may where they come over a wire."""
+
+    def moved(buffer: np.ndarray) -> np.ndarray:
+        out = np.ndarray(len(buffer), buffer.dtype, np.empty(buffer.nbytes + 1, np.uint8), 1)
+        out[:] = buffer
+        return out
+
+    return [
+        replace(share, buffers=[[*map(moved, buffers)] for buffers in share.buffers])
+        for block in sent
+        if (share := block.get(worker))
+    ]
 
 
 def cut(frame: pd.DataFrame, edges: list[int]) -> list[pd.DataFrame]:

@@ -10,6 +10,7 @@ import random
 import re
 import signal
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from distributed import Client, LocalCluster, wait
 from distributed.shuffle._exceptions import P2POutOfDiskError
 from faults import (
     ON_DISK,
-    PHASES,
     SETTINGS,
     TIMEOUT,
     Processes,
@@ -40,9 +40,9 @@ from faults import (
     until,
     workers,
 )
-from frames import assert_unchanged
+from frames import assert_same_rows, assert_unchanged
 
-from chash_partition import chash_repartition
+from chash_partition import ShardedDataset, chash_repartition, read_parquet
 from chash_partition.cluster import live
 from chash_partition.dataframe.shuffle import BlockShare, SpillError, SpillFile
 
@@ -122,7 +122,7 @@ def a_worker_joins(cluster: LocalCluster, client: Client, phase: str, seed: int)
 
 
 EVENTS = pytest.mark.parametrize("event", [workers_die, a_worker_joins])
-AT = pytest.mark.parametrize("phase", [*PHASES, "persisted"])
+AT = pytest.mark.parametrize("phase", ["transfer", "barrier", "unpack", "persisted"])
 
 
 @EVENTS
@@ -137,6 +137,23 @@ def test_workers_come_and_go(mortals: LocalCluster, client: Client, phase: str, 
 def test_workers_come_and_go_again(mortals: LocalCluster, client: Client, phase: str, event: Any) -> None:
     for seed in range(1, 21):
         event(mortals, client, phase, seed)
+
+
+@pytest.mark.parametrize("phase", ["transfer", "barrier", "write"])
+def test_a_worker_dies_while_partitions_are_written(
+    mortals: LocalCluster, client: Client, phase: str, tmp_path: Path
+) -> None:
+    rng = random.Random(phase)
+    lazy, expected = (rows.drop(columns="thing") for rows in frame(0))
+    victim = rng.choice(sorted(processes(client).values()))
+    with at(mortals, phase, nth_of(phase, rng), lambda: os.kill(victim, signal.SIGKILL)) as trigger:
+        placed(lazy).chash.to_parquet(tmp_path / "x")
+        assert trigger.happened.is_set()
+    dataset = ShardedDataset(tmp_path / "x")
+    dataset.vacuum(timedelta(0))
+    assert dataset.verify() == []
+    assert_same_rows(read_parquet(tmp_path / "x").compute(), expected)
+    assert_no_trace(client)
 
 
 def cut_connections(client: Client, seed: int) -> int:
