@@ -65,7 +65,7 @@ def main(gib: float = 6, npartitions: int = 128) -> None:
         Path(folder, "in").mkdir()
         for i in range(blocks):
             block(i).to_parquet(f"{folder}/in/{i:04}.parquet", index=False, compression=None)
-        for way in ("ours", "p2p"):
+        for way in ("ours", "shards", "p2p"):
             cluster = LocalCluster(
                 n_workers=2,
                 threads_per_worker=1,
@@ -78,15 +78,19 @@ def main(gib: float = 6, npartitions: int = 128) -> None:
                 found = watch.submit(peaks, list(client.run(os.getpid).values()), stop)
                 start = time.perf_counter()
                 df = dd.read_parquet(f"{folder}/in")
-                if way == "ours":
-                    df = df.pipe(chash_repartition, "key", npartitions=npartitions)
-                else:
+                if way == "p2p":
                     df = df.shuffle("key", npartitions=npartitions, shuffle_method="p2p")
-                df.to_parquet(f"{folder}/{way}", write_index=False)
+                else:
+                    df = df.pipe(chash_repartition, "key", npartitions=npartitions)
+                if way == "shards":
+                    df.chash.to_parquet(f"{folder}/{way}")
+                else:
+                    df.to_parquet(f"{folder}/{way}", write_index=False)
                 seconds = time.perf_counter() - start
                 stop.set()
                 paused = client.run_on_scheduler(pauses)
-            rows = ds.dataset(f"{folder}/{way}").to_table(columns=["row"])["row"].to_numpy()
+            written = f"{folder}/{way}/data" if way == "shards" else f"{folder}/{way}"
+            rows = ds.dataset(written).to_table(columns=["row"])["row"].to_numpy()
             whole = np.array_equal(np.sort(rows), np.arange(blocks * ROWS))
             memory = ", ".join(f"{peak / 2**20:.0f}" for peak in found.result().values())
             table.add_row(way, f"{seconds:.0f}", memory, str(paused), "all, once" if whole else "WRONG")
