@@ -32,9 +32,9 @@ from chash_partition._dask import (
     Suggestion,
 )
 
-# How many partitions may be on their way to one worker at a time, and from one: bounds what either
-# must hold beyond its own, also where the source has spilled them.
-IN_FLIGHT = 4
+# How many partitions may be on their way to one worker at a time, and from one, or how many bytes of small
+# ones: bounds what either must hold beyond its own, also where the source has spilled them.
+IN_FLIGHT, BYTES_IN_FLIGHT = 4, 64 * 2**20
 # A worker that lost a request is asked again after this many seconds.
 ASK_AGAIN = 5.0
 # How often the scheduler looks whether copies have arrived, in seconds.
@@ -85,15 +85,20 @@ class BringToOwners(ActiveMemoryManagerPolicy):
         scheduler, now = self.manager.scheduler, time()
         coming: Counter[Any] = Counter()
         going: Counter[Any] = Counter()
-        nbytes: Counter[Any] = Counter()
+        bytes_coming: Counter[Any] = Counter()
+        bytes_going: Counter[Any] = Counter()
+
+        def busy(ts: Any, n: int, nbytes: int) -> bool:
+            return n >= IN_FLIGHT and nbytes + ts.nbytes > BYTES_IN_FLIGHT
 
         def on_its_way(key: Any, address: str) -> bool:
             return now - self.asked.get((key, address), -ASK_AGAIN) < ASK_AGAIN
 
         def count(ts: Any, ws: Any) -> None:
             coming[ws] += 1
-            nbytes[ws] += ts.nbytes
+            bytes_coming[ws] += ts.nbytes
             going.update(ts.who_has)
+            bytes_going.update(dict.fromkeys(ts.who_has, ts.nbytes))
 
         for key, address in self.asked:
             ts, ws = scheduler.tasks.get(key), scheduler.workers.get(address)
@@ -123,9 +128,11 @@ class BringToOwners(ActiveMemoryManagerPolicy):
                 for ws in missing:
                     if self.halted or on_its_way(key, ws.address):
                         continue
-                    if coming[ws] >= IN_FLIGHT or min(going[source] for source in ts.who_has) >= IN_FLIGHT:
+                    if busy(ts, coming[ws], bytes_coming[ws]):
                         continue
-                    if lacks_room(ws, ts, nbytes[ws]):
+                    if all(busy(ts, going[source], bytes_going[source]) for source in ts.who_has):
+                        continue
+                    if lacks_room(ws, ts, bytes_coming[ws]):
                         continue
                     self.asked[key, ws.address] = now
                     count(ts, ws)
