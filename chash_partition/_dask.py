@@ -86,6 +86,7 @@ try:
     )
     from distributed.shuffle._exceptions import P2POutOfDiskError, ShuffleClosedError
     from distributed.shuffle._limiter import ResourceLimiter
+    from distributed.stealing import fast_tasks
     from distributed.utils_comm import retry
 except ImportError as error:  # pragma: no cover - depends on the installed Dask
     raise ImportError(
@@ -170,6 +171,7 @@ __all__ = [
     "barrier_key",
     "context_meter",
     "determine_column_projection",
+    "fast_tasks",
     "get_worker_plugin",
     "groupby",
     "merge_chunk",

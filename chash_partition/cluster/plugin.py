@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
 
-from chash_partition._dask import ReduceReplicas, Suggestion
+from chash_partition._dask import ReduceReplicas, Suggestion, fast_tasks
 from chash_partition.cluster.moves import AT_A_TIME, BringToOwners, bring_to_owners
 from chash_partition.layout import Layout
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from chash_partition.cluster.autobalance import Autobalance
 
 NAME = "chash"
+# What the keys start with by which partitions are brought to their owners and kept there.
+PIN = "chash-pin"
 # How long the end of a move is kept for the client that asked for it, in seconds.
 UNREAD = 60.0
 
@@ -91,6 +93,9 @@ class ChashPlugin(SchedulerPlugin):
         self.scheduler = scheduler
         self.layouts: dict[str, Registered] = {}
         ReduceToOwners.stand_in(scheduler, self.layouts)
+        # Those that Dask's work stealing leaves where they are; of others it takes half a second to be the
+        # time they need until it knows, and has an idle worker fetch the partition.
+        fast_tasks.add(PIN)
         scheduler.handlers.update(
             chash_register=self.register,
             chash_layout=self.layout,

@@ -53,6 +53,7 @@ from chash_partition._dask import (
     new_collection,
     p2p_barrier,
 )
+from chash_partition.cluster.plugin import PIN
 from chash_partition.dataframe.blocks import groups_of, share_of, slots_of, split_block, stack
 from chash_partition.dataframe.corrected import CORRECTED, Ours
 from chash_partition.dataframe.knowledge import (
@@ -694,6 +695,10 @@ class Pin(Ours):
 
     def _divisions(self) -> tuple[None, ...]:
         return (None,) * (len(self.owners) + 1)
+
+    @property
+    def _funcname(self) -> str:
+        return PIN
 
     def _task(self, name: Any, index: int) -> Task:
         return Task(name, _same, TaskRef((self.frame._name, index)))
