@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, Protocol
 
 import numpy as np
@@ -104,19 +104,22 @@ class Field:
     def addresses(self) -> list[np.ndarray] | None:
         """For each buffer, int64 (blocks,): where each block's starts. None if some are in a file.
 
-        0 for what is empty.
+        0 for what is empty, or a block's carrier does not have.
         """
         if not all(isinstance(buffer, np.ndarray) for block in self.buffers for buffer in block):
             return None
         return [
-            np.array([address(block[j]) if len(block[j]) else 0 for block in self.buffers], np.int64)
-            for j in range(len(self.buffers[0]))
+            np.array([address(buffer) if len(buffer) else 0 for buffer in of_blocks], np.int64)
+            for of_blocks in self._by_number()
         ]
 
     @functools.cached_property
     def empty(self) -> list[bool]:
         """For each buffer, whether there is nothing in that of any block."""
-        return [not any(map(len, buffers)) for buffers in zip(*self.buffers, strict=True)]
+        return [not any(map(len, of_blocks)) for of_blocks in self._by_number()]
+
+    def _by_number(self) -> Iterator[tuple[Any, ...]]:
+        return zip_longest(*self.buffers, fillvalue=())
 
     def let_go(self) -> None:
         """Of the buffers."""

@@ -363,6 +363,8 @@ def _as_meta(column: Any, dtype: Any) -> Any:
         return column.set_categories(dtype.categories, ordered=dtype.ordered) if fits else column
     before = pd.Series(column, copy=False)
     try:
+        if isinstance(dtype, pd.CategoricalDtype) and not before.dropna().isin(dtype.categories).all():
+            return column
         after = before.astype(dtype)
         same = _same_values(before, after)
     except (TypeError, ValueError, OverflowError):

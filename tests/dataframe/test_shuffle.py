@@ -5,12 +5,14 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
+from decimal import Decimal
+from itertools import pairwise, permutations
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from distributed.shuffle._core import ShuffleId
 from frames import assert_unchanged
@@ -150,6 +152,44 @@ def test_any_text_travels_in_order(
     for partition, block in got.items():
         assert_unchanged(block, frame[here == partition])
         assert block.x.tolist() == frame.x[here == partition].tolist()
+
+
+N = 600
+KINDS = {
+    "int64": pd.Series(range(N)),
+    "float64": pd.Series([1.5, None] * (N // 2)),
+    "Int64": pd.Series([1, None] * (N // 2), dtype="Int64"),
+    "Int64 without nulls": pd.Series(range(N), dtype="Int64"),
+    "boolean": pd.Series([True, None] * (N // 2), dtype="boolean"),
+    "str": pd.Series([*"abc", None] * (N // 4), dtype="str"),
+    "string": pd.Series([*"abc", None] * (N // 4), dtype="string[pyarrow]"),
+    "category": pd.Series([*"abc", None] * (N // 4), dtype="category"),
+    "object": pd.Series([*"abc", None] * (N // 4), dtype=object),
+    "nothing": pd.Series([None] * N, dtype=object),
+    "zoned": pd.Series(pd.date_range("2024", periods=N, tz="UTC")),
+    "decimal": pd.Series([Decimal(1), None] * (N // 2), dtype=pd.ArrowDtype(pa.decimal128(9, 2))),
+    "list": pd.Series([[1], None] * (N // 2), dtype=pd.ArrowDtype(pa.list_(pa.int64()))),
+}
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning", "ignore:.*concatenation:FutureWarning")
+@pytest.mark.parametrize("to_disk", [False, True])
+@pytest.mark.parametrize(("one", "other"), [*permutations(KINDS, 2)])
+def test_blocks_whose_columns_are_of_other_kinds_travel(
+    one: str, other: str, to_disk: bool, tmp_path: Any
+) -> None:
+    blocks = [pd.DataFrame({"k": range(N), "x": KINDS[kind], "row": range(N)}) for kind in (one, other)]
+    got = travelled(blocks, ["k"], {0: "x", 1: "y"}, SpillFile(str(tmp_path)) if to_disk else None)
+    here = LAYOUT.partition_of(blocks[0])
+    for partition, block in got.items():
+        expected = [column for b in blocks for column in b["x"][here == partition].astype(object)]
+        found = block["x"].astype(object).tolist()
+        assert len(found) == len(expected) > 10
+        for ours, theirs in zip(found, expected, strict=True):
+            if isinstance(theirs, list):
+                assert list(ours) == theirs
+            else:
+                assert (pd.isna(ours) and pd.isna(theirs)) or ours == theirs
 
 
 def test_categories_that_differ_between_blocks_travel() -> None:
