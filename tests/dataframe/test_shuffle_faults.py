@@ -139,7 +139,9 @@ def test_workers_come_and_go_again(mortals: LocalCluster, client: Client, phase:
         event(mortals, client, phase, seed)
 
 
-@pytest.mark.parametrize("phase", ["transfer", "barrier", "write"])
+@pytest.mark.parametrize(
+    "phase", [*(pytest.param(phase, marks=pytest.mark.long) for phase in ("transfer", "barrier")), "write"]
+)
 def test_a_worker_dies_while_partitions_are_written(
     mortals: LocalCluster, client: Client, phase: str, tmp_path: Path
 ) -> None:
