@@ -26,11 +26,7 @@ from dask.utils import format_bytes
 from distributed.core import Status
 from distributed.metrics import time
 
-from chash_partition._dask import (
-    ActiveMemoryManagerExtension,
-    ActiveMemoryManagerPolicy,
-    Suggestion,
-)
+from chash_partition._dask import ActiveMemoryManagerExtension, ActiveMemoryManagerPolicy, Suggestion
 
 # How many partitions may be on their way to one worker at a time, and from one, or how many bytes of small
 # ones: bounds what either must hold beyond its own, also where the source has spilled them.

@@ -55,6 +55,7 @@ from chash_partition._dask import (
 )
 from chash_partition.cluster.plugin import PIN
 from chash_partition.dataframe.blocks import groups_of, share_of, slots_of, split_block, stack
+from chash_partition.dataframe.carriers import join, view
 from chash_partition.dataframe.corrected import CORRECTED, Ours
 from chash_partition.dataframe.knowledge import (
     Known,
@@ -445,8 +446,8 @@ class TaskPlace(Placing):
             places.update({partition: (whole, slot) for slot, partition in enumerate(members)})
         for i, partition in enumerate(self._partitions):
             whole, slot = places[partition]
-            unpack_ = Stack.unpack if self.then is None else Stack.view
-            layer[self._name, i] = self._output(i, partition, unpack_, TaskRef(whole), slot)
+            take = join if self.then is None else view
+            layer[self._name, i] = self._output(i, partition, Stack.unpack, TaskRef(whole), slot, take)
         return layer
 
 
@@ -734,5 +735,7 @@ class PersistedFrame(Ours, FromGraph):
 def persisted(graph: FromGraph, on: Sequence[Label], layout: Layout) -> Claim:
     """The placed frame of what `client.persist` of a `Pin` returned."""
     keys = sorted(graph.operand("keys"), key=lambda key: key[1])
-    operands = [keys if name == "keys" else graph.operand(name) for name in FromGraph._parameters]
+    # What reads it may be stolen, unlike a `Pin`.
+    ours = {"keys": keys, "name_prefix": "chash-placed"}
+    operands = [ours.get(name, graph.operand(name)) for name in FromGraph._parameters]
     return Claim(PersistedFrame(*operands, tuple(on), layout))

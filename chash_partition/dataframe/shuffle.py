@@ -304,18 +304,13 @@ class Stack:
         here = np.flatnonzero(stop > start)
         return Rows(slot, here, start[here], stop[here], Arena(self.size(slot) * 17 // 16))
 
-    def unpack(self, slot: int) -> pd.DataFrame:
-        """The rows of one partition from the shares of all blocks, in their order."""
-        rows = self.rows(slot)
-        return self.frame([join(field, rows) for field in self.fields] if len(rows) else [])
+    def unpack(self, slot: int, take: Callable[[Field, Rows], Any] = join) -> pd.DataFrame:
+        """The rows of one partition from the shares of all blocks, in their order.
 
-    def view(self, slot: int) -> pd.DataFrame:
-        """As `unpack`, with Arrow's columns as they came, in pieces, where they are not small.
-
-        For what is done with at once: it keeps the shares of all partitions.
+        `take` is `join`, or `view` for what is done with at once: it keeps the shares of all partitions.
         """
         rows = self.rows(slot)
-        return self.frame([view(field, rows) for field in self.fields] if len(rows) else [])
+        return self.frame([take(field, rows) for field in self.fields] if len(rows) else [])
 
     def unpack_all(self, map_: Callable[..., Iterator[Any]]) -> list[list[Any]]:
         """The columns of each partition. Each field is let go of once it is put together."""
@@ -570,7 +565,7 @@ class PlacedShuffleRun(ShuffleRun[int, pd.DataFrame]):
             columns = self._columns
         if columns is not None:
             return stack.frame(columns[slot])
-        return stack.view(slot) if self.spec.views else stack.unpack(slot)
+        return stack.unpack(slot, view if self.spec.views else join)
 
     def _with_room(self, slot: int) -> Stack:
         """All shares; some put on disk while the next output would not fit beside them."""

@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
@@ -33,6 +33,8 @@ from clusters import (
     workers,
 )
 from distributed import Client, wait
+
+from chash_partition.cluster import moves
 
 
 def changed(before, after):
@@ -149,19 +151,56 @@ def test_one_transfer_for_each_move_while_group_bys_run(client, managed):
         assert_same_rows(found.reset_index(), (sums(pdf) * i).reset_index())
 
 
+@pytest.mark.parametrize(("nbytes", "asked"), [(0, 4), (2**30, 12)])
+def test_how_many_partitions_are_on_their_way_at_once(client, monkeypatch, nbytes, asked):
+    """Four, or more if they are small together."""
+    monkeypatch.setattr(moves, "BYTES_IN_FLIGHT", nbytes)
+    df = placed(rows(400)).chash.persist()
+    wait(df)
+    address, keys = workers(client)["4"], keys_of(df)
+    targets = {keys[move.partition]: (address,) for move in df.chash.plan().moves}
+    assert len(targets) == 12
+
+    def ask(dask_scheduler):
+        move = moves.BringToOwners(targets)
+        moves.ActiveMemoryManagerExtension(dask_scheduler, {move}, register=False, start=False)
+        return len(list(move.run())), len(list(move.run()))
+
+    # Asked again at once, it asks for no more of them.
+    assert client.run_on_scheduler(ask) == (asked, 0)
+
+
+def forget_times(dask_scheduler):
+    """Of all tasks, so that they are believed to take half a second each."""
+    for prefix in dask_scheduler.task_prefixes.values():
+        prefix.duration_average = -1
+
+
+def stolen(dask_scheduler, pins):
+    """How many of these tasks have run, once some wait for their worker and no theft is under way."""
+    states = Counter(dask_scheduler.tasks[pin].state for pin in pins if pin in dask_scheduler.tasks)
+    stealing = dask_scheduler.extensions["stealing"]
+    stealing.balance()
+    return states["memory"] if states["processing"] and not stealing.in_flight else None
+
+
 def test_work_stealing_leaves_partitions_where_they_are_and_no_copy_behind():
     pdf = rows()
     settings = {**SETTINGS, "distributed.scheduler.work-stealing": True}
     with dask.config.set(settings), local_cluster(4) as cluster, Client(cluster) as client:
         df = placed(pdf, nodes=FOUR[:3]).chash.persist()
         wait(df)
-        # Of owners that are busy, an idle worker takes none.
-        here = workers(client)
-        busy = [client.submit(time.sleep, 2, workers=[here[name]], pure=False) for name in FOUR[:3]]
-        until(lambda: all(client.processing()[here[name]] for name in FOUR[:3]))
-        halves = [df[df.x % 2 == i].chash.persist() for i in range(2)]
-        wait([busy, *halves])
-        owners = [df.chash.layout.owner_of(p) for p in range(df.npartitions)]
+        # Of owners that are busy, an idle worker takes what there is to compute, and no partition.
+        layout = df.chash.layout
+        with partitions_in_use(client, df, [layout.partitions_of(name)[0] for name in FOUR[:3]]):
+            client.run_on_scheduler(forget_times)
+            halves = [df[df.x % 2 == i].chash.persist() for i in range(2)]
+            pins = keys_of(*halves)
+            for _ in range(10):
+                until(lambda: client.run_on_scheduler(stolen, pins=pins) is not None)
+            assert not client.run_on_scheduler(stolen, pins=pins)
+        wait(halves)
+        owners = [layout.owner_of(p) for p in range(layout.npartitions)]
         assert all(half.chash.placement().tolist() == owners for half in halves)
         del halves
         running = client.compute([sums(df) * i for i in range(20)])

@@ -86,7 +86,8 @@ def travelled(
         with patch.object(carriers, "PIECE", 0):
             for slot, partition in enumerate(partitions):
                 if len(got[partition]):
-                    pd.testing.assert_frame_equal((skewed, stack)[slot % 2].view(slot), got[partition])
+                    viewed = (skewed, stack)[slot % 2].unpack(slot, carriers.view)
+                    pd.testing.assert_frame_equal(viewed, got[partition])
         if stack.total:  # all at once, which is done in memory only
             for partition, columns in zip(partitions, stack.unpack_all(map), strict=True):
                 pd.testing.assert_frame_equal(stack.frame(columns), got[partition])

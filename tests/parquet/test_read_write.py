@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from dask.callbacks import Callback
+from dask.utils import key_split
 from datasets import assert_sound, write
 from distributed import Client
 from frames import assert_placed, assert_same_rows, blocks_of, sample, shuffles, split
@@ -82,6 +84,14 @@ def test_a_cluster_writes_and_reads(client: Client, tmp_path: Path) -> None:
         assert back.chash.placement().tolist() == [layout.owner_of(i) for i in range(16)]
     with pytest.raises(DatasetError, match="each process has a memory:// of its own"):
         df.chash.to_parquet("memory://of-one-process")
+
+
+def test_partitions_are_written_by_the_tasks_that_make_them(local: None, tmp_path: Path) -> None:
+    ran: list[str] = []
+    with Callback(pretask=lambda key, *_: ran.append(key_split(key))):
+        placed().chash.to_parquet(tmp_path / "x")
+    assert ran.count("chash-write") == P
+    assert "chash-unpack" not in ran
 
 
 def test_a_read_frame_needs_no_shuffle(local: None, tmp_path: Path) -> None:
