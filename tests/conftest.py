@@ -6,15 +6,22 @@ and mostly wait for them, and on the others.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import dask.config
 import pytest
 from distributed import Client, LocalCluster
 from hypothesis import settings
 
 WORKERS = 4
+
+# An idle worker takes 5 % of a core for its profiler and ticks, and a run of the tests has up to a dozen of them.
+os.environ["DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED"] = "False"
+os.environ["DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL"] = "500ms"
+dask.config.refresh()
 
 settings.register_profile("chash", deadline=None)
 settings.load_profile("chash")

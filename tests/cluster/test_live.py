@@ -107,7 +107,11 @@ def test_merge_of_placed_frames_moves_nothing(client):
     left, right = rows(4000), rows(300).assign(z=1.5)
     df = placed(left).chash.persist()
     mate = placed(right, layout=df.chash.layout).chash.persist()
-    plain = [dd.from_pandas(pdf, npartitions=8).persist() for pdf in (left, right)]
+    # Each on a worker of its own, so that joining them has to move one.
+    plain = [
+        client.persist(dd.from_pandas(pdf, npartitions=8), workers=[worker])
+        for pdf, worker in zip((left, right), workers(client).values(), strict=False)
+    ]
     wait([df, mate, *plain])
     expected = left.merge(right, on="k")
     # Any shuffle of Dask's would be by tasks, whose transfers the workers count.
