@@ -549,6 +549,9 @@ def any_aggregate(pair: Pair, pick: Pick) -> Pair:
             return df.groupby(by)[value].agg(list).map(len, **_meta(df, value)).reset_index()
         if how == "first":  # of a group whose values are all one
             return df.assign(**{value: 5}).groupby(by)[value].first(**split_out).reset_index()
+        if how == "mean":  # of thirds the sum depends on their order
+            means = df.groupby(by)[value].mean(**split_out).reset_index()
+            return means.assign(**{value: means[value] // 1})
         return getattr(df.groupby(by)[value], how)(**split_out).reset_index()
 
     pick_out = pick([1, True, 3])
