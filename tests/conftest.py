@@ -19,8 +19,8 @@ from hypothesis import settings
 
 WORKERS = 4
 
-# An idle worker takes 5 % of a core for its profiler and ticks, and a run of the tests has up to a dozen of them. A new
-# one takes 3 s to import what it needs: here they are forked from a process that has done so.
+# An idle worker takes 5 % of a core for its profiler and ticks, and a run of the tests has up to a dozen of
+# them. A new one takes 3 s to import what it needs: here they are forked from a process that has done so.
 os.environ |= {
     "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
     "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "500ms",

@@ -1,9 +1,9 @@
 """What a process of the tests' clusters has done before it is forked."""
 
-import distributed.nanny
-import pyarrow.parquet
+import distributed.nanny  # noqa: F401
+import pyarrow.parquet  # noqa: F401
 
-import chash_partition.cluster.plugin
+import chash_partition.cluster.plugin  # noqa: F401
 from chash_partition import hashing
 from chash_partition.dataframe import scatter
 

@@ -779,11 +779,13 @@ def test_pipelines(data: st.DataObject) -> None:
     check(data, 8)
 
 
+# About half an hour each.
 @pytest.mark.long
+@pytest.mark.parametrize("run", range(4))
 @of_other_types
-@settings(max_examples=20_000)
+@settings(max_examples=5_000)
 @given(st.data())
-def test_many_pipelines(data: st.DataObject) -> None:
+def test_many_pipelines(run: int, data: st.DataObject) -> None:
     check(data, 8)
 
 
