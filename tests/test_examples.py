@@ -95,8 +95,8 @@ def test_scale_script(tmp_path):
         processes.enter_context(command_line(*start))
 
         def worker(name: str) -> None:
-            start = ["worker", "--scheduler-file", info, "--name", name, "--nthreads", 1, "--no-dashboard"]
-            processes.enter_context(command_line(*start))
+            start = ["worker", "--scheduler-file", info, "--no-nanny", "--no-dashboard"]
+            processes.enter_context(command_line(*start, "--name", name, "--nthreads", 1))
 
         worker("a")
         worker("b")

@@ -316,7 +316,7 @@ def test_the_scheduler_dies(when):
 
     def start(stack: ExitStack) -> list[subprocess.Popen[bytes]]:
         scheduler = ("scheduler", "--host", "127.0.0.1", "--port", port)
-        worker = ("worker", address, "--nthreads", "1", "--name")
+        worker = ("worker", address, "--no-nanny", "--nthreads", "1", "--name")
         return [
             dask_command(stack, *scheduler),
             *(dask_command(stack, *worker, name) for name in FOUR[:3]),
