@@ -19,8 +19,10 @@ demo: .venv/.installed  ## run the main job on real data, on a LocalCluster of i
 
 test: .venv/.installed  ## run the tests
 	@$(BIN)/python -m pytest -m "clusters and not long" > .clusters.log 2>&1 & clusters=$$!; \
-	$(BIN)/python -m pytest -m "not clusters and not long"; others=$$?; \
-	wait $$clusters; clusters=$$?; cat .clusters.log; exit $$((clusters | others))
+	$(BIN)/python -m pytest -m "not clusters and not long" tests/dataframe > .dataframe.log 2>&1 & dataframe=$$!; \
+	$(BIN)/python -m pytest -m "not clusters and not long" --ignore=tests/dataframe; others=$$?; \
+	wait $$dataframe; dataframe=$$?; cat .dataframe.log; \
+	wait $$clusters; clusters=$$?; cat .clusters.log; exit $$((clusters | dataframe | others))
 
 test-long: .venv/.installed  ## run the tests and the long campaigns
 	$(BIN)/python -m pip install --quiet -e '.[bench]'
@@ -39,4 +41,4 @@ docs: .venv/.installed  ## run the examples in docs/ and in docstrings
 	$(BIN)/python -m pytest -q --doctest-glob='*.md' docs/ring-and-plans.md chash_partition
 
 clean:  ## remove the environment and caches
-	rm -rf .clusters.log .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .clusters.log .dataframe.log .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

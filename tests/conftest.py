@@ -1,7 +1,7 @@
 """What all tests share: a real cluster, and a client for each test that asks for one.
 
-`make test` runs pytest twice at a time: on the tests of clusters, which have several processes of their own
-and mostly wait for them, and on the others.
+`make test` runs pytest three times at once: on the tests of clusters, which have several processes of their
+own, on the others of frames, and on the rest.
 """
 
 from __future__ import annotations

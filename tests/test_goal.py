@@ -425,7 +425,7 @@ def follow(before, nodes, **terms):
     return plans[:-1]
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(asked(), st.integers(1, 5), st.booleans(), st.data())
 def test_budgets_lead_to_the_full_plan(given_, budget, by_bytes, data):
     before, nodes, terms = given_

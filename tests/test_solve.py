@@ -155,7 +155,7 @@ def campaign(seeds):
 
 
 def test_near_the_bound():
-    gaps, _ = campaign(range(3, 500, 25))
+    gaps, _ = campaign(range(3, 500, 40))
     assert np.mean(gaps <= 5) >= 0.9
     assert gaps.max() <= 15
 

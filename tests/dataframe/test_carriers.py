@@ -248,7 +248,7 @@ CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-@settings(suppress_health_check=CHECKS, max_examples=100)
+@settings(suppress_health_check=CHECKS, max_examples=60)
 @given(blocks=frames(), to_disk=st.booleans())
 def test_any_frame_travels(blocks: list[pd.DataFrame], to_disk: bool, tmp_path: Any) -> None:
     check(blocks, to_disk, str(tmp_path))

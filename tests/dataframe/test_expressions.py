@@ -353,7 +353,7 @@ def assert_merges_are_right(
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("npartitions", [1, 2, 3, P])
+@pytest.mark.parametrize("npartitions", [1, 3, P])
 def test_merges_with_a_plain_frame(npartitions: int, how: str, local: None) -> None:
     placed, plain = place(FRAME), split(OTHER, npartitions)
     assert_merges_are_right(placed, plain, FRAME.merge(OTHER, on="k", how=how), OTHER, on="k", how=how)
@@ -484,13 +484,13 @@ def test_more_merge_keys_than_placing_keys(ready: Callable[[Any], Any]) -> None:
 def test_a_long_chain_of_merges_shuffles_each_frame_once(local: None) -> None:
     frame = sample(rows=40, keys=12).drop_duplicates("k")
     placed, expected = place(frame[["k", "x"]]), frame[["k", "x"]]
-    for i in range(12):
+    for i in range(8):
         other = frame[["k", "y"]].rename(columns={"y": f"y{i}"})
         placed, expected = placed.merge(place(other), on="k"), expected.merge(other, on="k")
         placed, expected = placed.assign(x=placed.x + 1), expected.assign(x=expected.x + 1)
         placed, expected = placed[placed[f"y{i}"] >= 0], expected[expected[f"y{i}"] >= 0]
     got = placed.groupby("k").agg({"x": "sum"})
-    assert len(shuffles(got)) == 13
+    assert len(shuffles(got)) == 9
     assert_same(got, expected.groupby("k").agg({"x": "sum"}))
 
 
