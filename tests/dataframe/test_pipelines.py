@@ -6,6 +6,7 @@ steps here are those that keep it true, those that end it, and those that rely o
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -97,7 +98,9 @@ def renames_a_claim_of_none(error: Exception) -> bool:
 def unites_categories_of_two_dtypes(error: Exception) -> bool:
     """Where a partition has a null a merge makes floats of integers, and Dask does not concatenate the two as
     categories. Whether they meet depends on who hashes."""
-    return isinstance(error, TypeError) and str(error) == "dtype of categories must be the same"
+    frames = traceback.extract_tb(error.__traceback__)
+    by_dask = any(frame.name == "_union_categoricals_wrapper" for frame in frames)
+    return isinstance(error, TypeError) and str(error) == "dtype of categories must be the same" and by_dask
 
 
 def _some(choices: Sequence[Any], pick: Pick) -> Any:
