@@ -1,61 +1,77 @@
-"""What all tests share: a real cluster, and a client for each test that asks for one.
-
-`make test` runs pytest three times at once: on the tests of clusters, which have several processes of their
-own, on the others of frames, and on the rest.
-"""
+"""What all tests share: where frames and datasets are, and which tests run in one process."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
-from functools import cache
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import dask.config
 import pytest
+from clusters import local_cluster
 from distributed import Client, LocalCluster
 from distributed.utils import get_mp_context
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from tiers import thorough
 
 WORKERS = 4
+HERE = Path(__file__).parent
 
 # An idle worker takes 5 % of a core for its profiler and ticks, and a run of the tests has up to a dozen of
 # them. A new one takes 3 s to import what it needs: here they are forked from a process that has done so.
 os.environ |= {
     "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
     "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "500ms",
-    "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])),
+    # Processes that tests start import what the tests do.
+    "PYTHONPATH": os.pathsep.join(
+        [
+            str(HERE),
+            *(str(HERE / name) for name in ("cluster", "dataframe", "parquet")),
+            os.environ.get("PYTHONPATH", ""),
+        ]
+    ).rstrip(os.pathsep),
 }
 dask.config.refresh()
 dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
 get_mp_context().set_forkserver_preload(["forked"])
 
-settings.register_profile("chash", deadline=None)
-settings.load_profile("chash")
+# The Makefile names the profile of each target.
+for name, examples in {"quick": 20, "thorough": 200, "long": 3000}.items():
+    settings.register_profile(
+        name, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
+settings.load_profile("quick")
+
+# Fixtures that start processes. Tests of one that outlives a test run in one process, one after another.
+SHARED = ("mortals", "five", "mortal_cluster", "cluster", "s3")
+CLUSTERS = (*SHARED[:-1], "new_cluster", "processes")
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest selects by marks in this hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    @cache
-    def of_clusters(path: Path) -> bool:
-        text = path.read_text()
-        return path.name == "test_examples.py" or "Client(" in text or "from clusters import" in text
-
+    """Mark the tests by the fixtures that they use; those of clusters, which wait a lot, begin first."""
     for item in items:
-        if "client" in getattr(item, "fixturenames", ()) or "cluster-" in item.name or of_clusters(item.path):
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        # A parameter such as "s3" or "cluster-p2p" makes a fixture ask for another one.
+        asked = {value.split("-")[0] for value in params.values() if isinstance(value, str)}
+        used = {*getattr(item, "fixturenames", ()), *asked}
+        # Each parameter of a shared fixture is a cluster of its own.
+        shared = [f"{name} {params.get(name, '')}".strip() for name in SHARED if name in used]
+        if shared:
+            item.add_marker(pytest.mark.xdist_group(" ".join(shared)))
+        if any(name in used for name in CLUSTERS):
             item.add_marker(pytest.mark.clusters)
+    items.sort(key=lambda item: item.get_closest_marker("clusters") is None)
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
     """Four worker processes, for every test that does not change the workers."""
-    with LocalCluster(
-        n_workers=WORKERS,
-        threads_per_worker=1,
-        processes=True,
-        dashboard_address=":0",
-        memory_limit=0,
-    ) as cluster:
+    with local_cluster(WORKERS) as cluster:
         yield cluster
 
 
@@ -65,3 +81,51 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
     with Client(cluster) as client:
         client.wait_for_workers(WORKERS)
         yield client
+
+
+@pytest.fixture
+def new_cluster() -> Iterator[Callable[..., LocalCluster]]:
+    """Starts clusters of the test's own, as `local_cluster` does; they end with it."""
+    with ExitStack() as stack:
+        yield lambda *args, **kwargs: stack.enter_context(local_cluster(*args, **kwargs))
+
+
+@pytest.fixture
+def processes() -> Iterator[ExitStack]:
+    """Other processes than clusters, entered by the test; they end with it."""
+    with ExitStack() as processes:
+        yield processes
+
+
+@pytest.fixture
+def local() -> Iterator[None]:
+    """No cluster: this thread alone, rows travelling as tasks."""
+    with dask.config.set({"scheduler": "sync", "dataframe.shuffle.method": "tasks"}):
+        yield
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[dict[str, Any]]:
+    """storage_options of an S3 server with a bucket named bucket."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url, region = f"http://{host}:{port}", "us-east-1"
+    boto3.client(
+        "s3", endpoint_url=url, region_name=region, aws_access_key_id="key", aws_secret_access_key="secret"
+    ).create_bucket(Bucket="bucket")
+    yield {"key": "key", "secret": "secret", "client_kwargs": {"endpoint_url": url, "region_name": region}}
+    server.stop()
+
+
+@pytest.fixture(params=["local", "memory", *thorough("s3")])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """path and storage_options of a dataset to be, in each kind of storage in turn."""
+    name = uuid.uuid4().hex
+    if request.param == "s3":
+        return {"path": f"s3://bucket/{name}", "storage_options": request.getfixturevalue("s3")}
+    return {"path": tmp_path / name if request.param == "local" else f"memory://{name}"}

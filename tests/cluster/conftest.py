@@ -10,11 +10,24 @@ from clusters import MORTALS, SETTINGS, local_cluster, until, workers
 from distributed import Client, LocalCluster
 
 
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    """For the clusters that a test starts, too."""
+    with dask.config.set(SETTINGS):
+        yield
+
+
+def started(n: int) -> Iterator[LocalCluster]:
+    with dask.config.set(SETTINGS):
+        cluster = local_cluster(n)
+    with cluster:
+        yield cluster
+
+
 @pytest.fixture(scope="session")
 def five() -> Iterator[LocalCluster]:
     """Five worker processes, for layouts on some of them: scaling that starts no process."""
-    with dask.config.set(SETTINGS), local_cluster(5) as cluster:
-        yield cluster
+    yield from started(5)
 
 
 @pytest.fixture
@@ -27,13 +40,13 @@ def client(five: LocalCluster) -> Iterator[Client]:
 
 @pytest.fixture(scope="session")
 def mortal_cluster() -> Iterator[LocalCluster]:
-    with dask.config.set(SETTINGS), local_cluster(MORTALS) as cluster:
-        yield cluster
+    """Workers that may be killed: their nannies start them again."""
+    yield from started(MORTALS)
 
 
 @pytest.fixture
 def mortal(mortal_cluster: LocalCluster) -> Iterator[Client]:
-    """The active client on a cluster whose workers may be killed: their nannies start them again."""
+    """The active client on `mortal_cluster`, with all workers there."""
     with Client(mortal_cluster) as client:
         until(lambda: len(workers(client)) == MORTALS)
         yield client

@@ -5,27 +5,28 @@ Each run is one seed: it says who dies, and when.
 
 from __future__ import annotations
 
-import os
 import random
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, closing, nullcontext
+from multiprocessing.process import BaseProcess
 
 import dask.config
 import pytest
 from clusters import (
     FOUR,
     MORTALS,
-    SETTINGS,
+    TIMEOUT,
     assert_on_owners,
     assert_right,
+    being_moved,
+    forked_dask,
+    forked_process,
     holders,
     keys_of,
     kill,
     local_cluster,
+    management,
     now,
     partitions_in_use,
     placed,
@@ -36,39 +37,10 @@ from clusters import (
     workers,
 )
 from distributed import Client, wait
+from tiers import thorough
 
-# About 5 s each, most of which nannies need to start workers again.
-RUNS, LONG_RUNS = 25, 100
-
-
-@pytest.fixture(scope="module")
-def victims() -> Iterator[Client]:
-    """A cluster whose tasks may see any number of workers die."""
-    settings = {
-        **SETTINGS,
-        "distributed.scheduler.allowed-failures": 50,
-        # LocalCluster closes the nanny of a name that is away 15 s after it was away before.
-        "distributed.deploy.lost-worker-timeout": "1h",
-    }
-    with dask.config.set(settings), local_cluster(MORTALS) as cluster, Client(cluster) as client:
-        yield client
-
-
-def managed(client: Client) -> object:
-    """What manages memory on the scheduler, its plugins and our tasks there."""
-
-    def look(dask_scheduler):
-        import asyncio
-
-        manager = dask_scheduler.extensions["amm"]
-        return (
-            sorted((type(policy).__name__, id(policy)) for policy in manager.policies),
-            manager.running,
-            sorted(dask_scheduler.plugins),
-            [repr(task) for task in asyncio.all_tasks() if "chash" in repr(task)],
-        )
-
-    return client.run_on_scheduler(look)
+# How many seeds `make test` and `make test-all` run together, and how many more `make test-long` does.
+RUNS, LONG_RUNS = 25, 125
 
 
 def lost_though_alive(client: Client, since: float, frame) -> set[object]:
@@ -99,7 +71,7 @@ def actors(plan) -> dict[str, str]:
 
 def restart(client: Client, *names: str) -> None:
     """Have nannies start these workers again."""
-    client.restart_workers([workers(client)[name] for name in names])
+    client.restart_workers([workers(client)[name] for name in names], timeout=TIMEOUT)
 
 
 def death(client, df, rng, end, who, when):
@@ -153,56 +125,38 @@ def frozen(client, df, rng):
     return follows
 
 
-CLIENT = """
-import sys
-sys.path[:0] = sys.argv[2:]
-from distributed import Client
-import chash_partition
-if __name__ == "__main__":
-    with Client(sys.argv[1]) as client:
-        client.get_dataset("chaos").chash.rebalance(progress=False)
-"""
-
-
 def client_dies(client, df, rng):
     """One that waits for the move that it asked for; another goes on."""
     plan = df.chash.plan()
+    address = client.scheduler.address
+
+    def rebalance() -> None:
+        with Client(address) as client:
+            client.get_dataset("chaos").chash.rebalance(progress=False)
+
     client.publish_dataset(chaos=df)
     try:
         with (
             partitions_in_use(client, df, [rng.choice(plan.moves).partition]),
-            subprocess.Popen([sys.executable, "-c", CLIENT, client.scheduler.address, *sys.path]) as process,
+            forked_process(rebalance),
         ):
             until(lambda: being_moved(client))
-            process.kill()
     finally:
         client.unpublish_dataset("chaos")
     return df.chash.autobalance()
 
 
-def being_moved(client: Client) -> bool:
-    return client.run_on_scheduler(
-        lambda dask_scheduler: any(
-            entry.move is not None for entry in dask_scheduler.plugins["chash"].layouts.values()
-        )
-    )
-
-
 def another_cluster(client, df, rng):
     """Of this process; a worker of each dies, and then all of the other."""
     pdf = rows(200)
-    with (
-        dask.config.set(SETTINGS),
-        local_cluster(3) as cluster,
-        Client(cluster, set_as_default=False) as other,
-    ):
+    with local_cluster(3) as cluster, Client(cluster, set_as_default=False) as other:
         with other.as_current():
             there = placed(pdf, nodes=["0"], npartitions=8).chash.persist()
         wait(there)
         follows, others = df.chash.autobalance(), there.chash.autobalance()
         kill(client, rng.choice(FOUR))
         kill(other, "1")
-        settled(others, "0", "1", "2")
+        settled(others, "0", "1", "2", frames=[there])
         assert_on_owners(other, there)
         assert_right(there, pdf)
     return follows
@@ -223,108 +177,89 @@ SCENES = [
 ]
 
 
-def run(client: Client, seed: int) -> None:
+# Of each scene one, and of the deaths one of each worker and of each moment.
+QUICK = [0, 4, 8, 9, 12, 14, 15, 16]
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *QUICK,
+        *thorough(*sorted({*range(RUNS)} - {*QUICK})),
+        *(pytest.param(seed, marks=pytest.mark.long) for seed in range(RUNS, RUNS + LONG_RUNS)),
+    ],
+)
+def test_workers_die_freeze_and_return_and_nothing_is_lost(mortal, seed):
     rng = random.Random(seed)
     scene, *arguments = SCENES[seed % len(SCENES)]
-    until(lambda: workers(client).keys() == {*FOUR})
     pdf = rows(400)
     start = FOUR[: rng.choice([2, 3])]
     settings = {"chash-partition.autobalance.settle": f"{rng.choice([20, 100, 300])}ms"}
     with dask.config.set(settings):
         df = placed(pdf, nodes=start, npartitions=16, engine=rng.choice(["p2p", "tasks"])).chash.persist()
         wait(df)
-        since, around = now(client), managed(client)
-        follows = scene(client, df, rng, *arguments)
+        since, around = now(mortal), management(mortal)
+        follows = scene(mortal, df, rng, *arguments)
         assert_right(df, pdf)
-        until(lambda: workers(client).keys() == {*FOUR})
-        settled(follows, n=MORTALS)
-        # What was lost and is computed again is there before it is looked at.
-        wait(df)
-        settled(follows)
+        until(lambda: workers(mortal).keys() == {*FOUR})
+        settled(follows, n=MORTALS, frames=[df])
         assert follows.status().out_of_place == 0
         follows.stop()
-    assert managed(client) == around
-    until(lambda: all(len(held) == 1 for held in holders(client, df)))
+    until(lambda: management(mortal) == around)
+    until(lambda: all(len(held) == 1 for held in holders(mortal, df)))
     assert set(df.chash.layout.counts().values()) == {4}
-    assert lost_though_alive(client, since, df) == set()
+    assert lost_though_alive(mortal, since, df) == set()
     assert_right(df, pdf)
 
 
-@pytest.mark.parametrize("seed", range(RUNS))
-def test_chaos(victims, seed):
-    run(victims, seed)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(RUNS, RUNS + LONG_RUNS))
-def test_more_chaos(victims, seed):
-    run(victims, seed)
-
-
-@pytest.mark.parametrize("when", ["before", "during", "after"])
-def test_the_cluster_is_restarted(victims, when):
-    """All frames are gone then, and nothing of ours is left."""
+@pytest.mark.parametrize("when", ["after", *thorough("before", "during")])
+def test_nothing_follows_a_cluster_that_is_restarted(mortal, when):
+    """All frames are gone then, and nothing of ours is left; those that are persisted anew are followed."""
     pdf = rows(400)
     lazy = placed(pdf, nodes=FOUR[:2], npartitions=16)
     df = lazy.chash.persist()
     wait(df)
-    around = managed(victims)
+    around = management(mortal)
     follows = df.chash.autobalance()
     if when == "during":
-        with stopped(victims, "3"):
+        with stopped(mortal, "3"):
             until(lambda: moving(follows))
-            victims.restart(timeout=60, wait_for_workers=False)
+            mortal.restart(timeout=TIMEOUT, wait_for_workers=False)
     elif when == "after":
         settled(follows)
     if when != "during":
-        victims.restart(timeout=60)
+        mortal.restart(timeout=TIMEOUT)
     assert follows.status().state == "ended"
-    assert managed(victims) == around
-    until(lambda: workers(victims).keys() == {*FOUR})
+    until(lambda: management(mortal) == around)
+    until(lambda: workers(mortal).keys() == {*FOUR})
     again = lazy.chash.persist()
     with again.chash.autobalance() as follows:
-        settled(follows, n=MORTALS)
-        assert_on_owners(victims, again)
+        settled(follows, n=MORTALS, frames=[again])
+        assert_on_owners(mortal, again)
         assert_right(again, pdf)
-    assert managed(victims) == around
+    until(lambda: management(mortal) == around)
 
 
-def dask_command(stack: ExitStack, *arguments: str) -> subprocess.Popen[bytes]:
-    """`dask ...` from the command line, until the stack is closed."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dask", *arguments, "--no-dashboard"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    stack.callback(process.wait)
-    stack.callback(process.terminate)
-    return process
-
-
-@pytest.mark.parametrize(
-    "when",
-    [pytest.param("before", marks=pytest.mark.long), "during", pytest.param("after", marks=pytest.mark.long)],
-)
-def test_the_scheduler_dies(when):
+@pytest.mark.parametrize("when", ["during", *thorough("before", "after")])
+def test_nothing_is_followed_when_the_scheduler_has_died(processes, when):
     """All is gone then, and said so; the next one begins anew."""
     pdf = rows(400)
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+        port = free.getsockname()[1]
     address = f"tcp://127.0.0.1:{port}"
 
-    def start(stack: ExitStack) -> list[subprocess.Popen[bytes]]:
-        scheduler = ("scheduler", "--host", "127.0.0.1", "--port", port)
-        worker = ("worker", address, "--no-nanny", "--nthreads", "1", "--name")
+    def start() -> list[BaseProcess]:
+        scheduler = ("scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard")
+        worker = ("worker", address, "--no-nanny", "--no-dashboard", "--nthreads", 1, "--name")
         return [
-            dask_command(stack, *scheduler),
-            *(dask_command(stack, *worker, name) for name in FOUR[:3]),
+            processes.enter_context(forked_dask(*command))
+            for command in (scheduler, *((*worker, name) for name in FOUR[:3]))
         ]
 
     with ExitStack() as stack, dask.config.set({"chash-partition.autobalance.settle": "100ms"}):
-        processes = start(stack)
-        client = stack.enter_context(Client(address, timeout=30))
+        started = start()
+        client = stack.enter_context(Client(address, timeout=TIMEOUT))
         client.wait_for_workers(3)
         lazy = placed(pdf, nodes=["0"], npartitions=12)
         df = lazy.chash.persist()
@@ -336,12 +271,12 @@ def test_the_scheduler_dies(when):
         with stopped(client, "2") if when == "during" else nullcontext():
             if when == "during":
                 until(lambda: moving(follows))
-            processes[0].kill()
-            processes[0].wait()
-        for process in processes[1:]:
+            started[0].kill()
+            started[0].join()
+        for process in started[1:]:
             process.terminate()
-            process.wait(30)
-        start(stack)
+            process.join()
+        start()
         until(lambda: client.status == "running")
         client.wait_for_workers(3)
         assert follows.status().state == "ended"
@@ -349,6 +284,6 @@ def test_the_scheduler_dies(when):
             df.chash.rebalance(progress=False)
         again = lazy.chash.persist()
         with again.chash.autobalance() as follows:
-            settled(follows, n=3)
+            settled(follows, n=3, frames=[again])
             assert_on_owners(client, again)
             assert_right(again, pdf)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import gc
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 
-import dask.config
 import pytest
 from clusters import (
     FOUR,
     MORTALS,
-    SETTINGS,
+    PARTITIONS,
+    TIMEOUT,
     assert_on_owners,
     assert_right,
     counted,
     holders,
     keys_of,
     kill,
-    local_cluster,
     partitions_in_use,
     placed,
     rows,
@@ -57,12 +56,12 @@ def test_frames_of_one_layout_move_together(client):
     wait(frames)
     with counted(client) as transfers:
         plan = frames[2].chash.rebalance(progress=False)
-    assert len(plan.moves) == 12
+    assert len(plan.moves) == 4
     for frame in frames:
         assert frame.chash.layout.assignment.tolist() == plan.after.assignment.tolist()
         assert frame.chash.layout.version == 1
         assert_on_owners(client, frame)
-        assert sum(transfers[key] for key in keys_of(frame)) == 12
+        assert sum(transfers[key] for key in keys_of(frame)) == 4
 
 
 def test_of_copies_that_tasks_fetched_the_owners_stay(client):
@@ -108,7 +107,7 @@ def test_deleting_a_frame_frees_its_memory(client):
     gc.disable()
     try:
         del df
-        until(lambda: not client.run_on_scheduler(lambda dask_scheduler: keys[0] in dask_scheduler.tasks), 5)
+        until(lambda: not client.run_on_scheduler(lambda dask_scheduler: keys[0] in dask_scheduler.tasks))
     finally:
         gc.enable()
 
@@ -158,7 +157,7 @@ def test_a_frame_freed_during_a_move_does_not_stop_it(client):
             assert not move.done()
             del mate
             until(lambda: gone(client, keys))
-        assert move.result(60) == plan
+        assert move.result(TIMEOUT) == plan
     assert_on_owners(client, df)
 
 
@@ -187,7 +186,7 @@ def test_a_frame_persisted_during_a_move_goes_along(client):
             until(lambda: move.done() or workers_of(client, last) == ["4"])
             assert not move.done()
             late = lazy.assign(z=1).chash.persist()
-        assert move.result(60) == plan
+        assert move.result(TIMEOUT) == plan
     assert late.chash.layout == df.chash.layout == plan.after
     assert_on_owners(client, df)
     assert_on_owners(client, late)
@@ -211,7 +210,7 @@ def test_one_move_of_a_layout_at_a_time(client):
             until(lambda: first.done() or workers_of(client, last) == ["4"])
             with pytest.raises(ValueError, match="is being moved already"):
                 df.chash.rebalance(plan, progress=False)
-        assert first.result(60) == plan
+        assert first.result(TIMEOUT) == plan
     assert_on_owners(client, df)
 
 
@@ -236,10 +235,10 @@ def test_another_client_reads_plans_and_rebalances_a_published_frame(five):
     with Client(five) as second:
         df = second.get_dataset("flights")
         try:
-            assert df.chash.layout.counts() == dict.fromkeys(FOUR, 16)
+            assert df.chash.layout.counts() == dict.fromkeys(FOUR, 5)
             assert_on_owners(second, df)
             plan = df.chash.plan()
-            assert len(plan.moves) == 12
+            assert len(plan.moves) == 4
             assert df.chash.rebalance(plan, progress=False) == plan
             assert df.chash.layout == plan.after
             assert_on_owners(second, df)
@@ -248,37 +247,34 @@ def test_another_client_reads_plans_and_rebalances_a_published_frame(five):
             second.unpublish_dataset("flights")
 
 
-def test_a_cluster_that_was_restarted():
+def test_a_restarted_cluster_knows_no_layouts(mortal):
     pdf = rows(400)
-    with dask.config.set(SETTINGS), local_cluster(4) as cluster, Client(cluster) as client:
-        lazy = placed(pdf, nodes=FOUR, npartitions=16)
-        df = lazy.chash.persist()
-        wait(df)
-        df.chash.rebalance(df.chash.plan({**dict.fromkeys(FOUR, 1), "0": 2}), progress=False)
-        assert df.chash.layout.version == 1
-        client.restart(timeout=60)
-        assert registered(client) == {}
-        for act in (df.chash.placement, df.chash.plan, df.chash.rebalance):
-            with pytest.raises(
-                (RuntimeError, CancelledError), match=r"not in memory|Scheduler has restarted"
-            ):
-                act()
-        again = lazy.chash.persist()
-        assert again.chash.layout.version == 0
-        assert_on_owners(client, again)
-        assert_right(again, pdf)
+    lazy = placed(pdf, nodes=FOUR, npartitions=16)
+    df = lazy.chash.persist()
+    wait(df)
+    df.chash.rebalance(df.chash.plan({**dict.fromkeys(FOUR, 1), "0": 2}), progress=False)
+    assert df.chash.layout.version == 1
+    mortal.restart(timeout=TIMEOUT)
+    assert registered(mortal) == {}
+    for act in (df.chash.placement, df.chash.plan, df.chash.rebalance):
+        with pytest.raises((RuntimeError, CancelledError), match=r"not in memory|Scheduler has restarted"):
+            act()
+    again = lazy.chash.persist()
+    assert again.chash.layout.version == 0
+    assert_on_owners(mortal, again)
+    assert_right(again, pdf)
 
 
-def test_two_clusters_in_one_process(client):
+def test_each_frame_asks_the_cluster_that_keeps_it(client, new_cluster):
     pdf = rows(400)
     here = placed(pdf).chash.persist()
-    with dask.config.set(SETTINGS), local_cluster(2) as cluster, Client(cluster) as other:
+    with Client(new_cluster(2)) as other:
         lazy = placed(pdf, nodes=["0"], npartitions=8)
         there = lazy.chash.persist()
         # The active client is the other one; each frame asks the client that keeps it.
-        assert here.chash.layout.npartitions == 64
+        assert here.chash.layout.npartitions == PARTITIONS
         assert here.chash.placement().nunique() == 4
-        assert len(here.chash.plan().moves) == 12
+        assert len(here.chash.plan().moves) == 4
         assert len(there.chash.plan().moves) == 4
         here.chash.rebalance(progress=False)
         there.chash.rebalance(progress=False)
@@ -299,7 +295,7 @@ def test_a_frame_uses_its_own_client_and_not_the_default(five):
         with client.as_current():
             df = placed(rows(400)).chash.persist()
         assert df.chash.placement().nunique() == 4
-        assert len(df.chash.rebalance(progress=False).moves) == 12
+        assert len(df.chash.rebalance(progress=False).moves) == 4
 
 
 def test_workers_started_again_are_pinned_anew(mortal):

@@ -8,13 +8,6 @@ import dask
 import pytest
 
 
-@pytest.fixture
-def local() -> Iterator[None]:
-    """No cluster: this thread alone, rows travelling as tasks."""
-    with dask.config.set({"scheduler": "sync", "dataframe.shuffle.method": "tasks"}):
-        yield
-
-
 @pytest.fixture(params=["local-tasks", "local-disk", "cluster-tasks", "cluster-p2p"])
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     """The engine= to place with, each way that rows can travel in turn."""

@@ -7,10 +7,7 @@ import gc
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,13 +17,15 @@ import dask.config
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+from clusters import until
 from distributed import Client, LocalCluster, SchedulerPlugin, wait
 from frames import assert_placed, assert_unchanged
 
 from chash_partition import chash_repartition
 
-PARTITIONS = 24
-BLOCKS = 12
+PARTITIONS = 12
+BLOCKS = 9
+ROWS = 100
 TIMEOUT = 120
 
 SETTINGS = {
@@ -58,7 +57,12 @@ PHASES = {
 }
 
 
-def block(i: int, seed: int = 0, rows: int = 250) -> pd.DataFrame:
+def as_environment(config: dict[str, Any]) -> dict[str, str]:
+    """For a process that is started from the command line."""
+    return {f"DASK_{key.upper().replace('.', '__').replace('-', '_')}": str(v) for key, v in config.items()}
+
+
+def block(i: int, seed: int = 0, rows: int = ROWS) -> pd.DataFrame:
     rng = np.random.default_rng([seed, i])
     k = rng.integers(0, 400, rows)
     things = np.array([None, 1, "one", (1, 2), 2.5], dtype=object)
@@ -73,7 +77,7 @@ def block(i: int, seed: int = 0, rows: int = 250) -> pd.DataFrame:
     )
 
 
-def frame(seed: int = 0, blocks: int = BLOCKS, rows: int = 250) -> tuple[dd.DataFrame, pd.DataFrame]:
+def frame(seed: int = 0, blocks: int = BLOCKS, rows: int = ROWS) -> tuple[dd.DataFrame, pd.DataFrame]:
     """A lazy frame, and the same rows in pandas."""
     with dask.config.set({"dataframe.convert-string": False}):
         lazy = dd.from_map(block, range(blocks), seed=seed, rows=rows, meta=block(0)[:0])
@@ -98,14 +102,6 @@ def assert_right(client: Client, result: dd.DataFrame, expected: pd.DataFrame) -
     blocks = client.gather(futures)
     assert_placed(blocks, layout)
     assert_unchanged(blocks, expected)
-
-
-def until(condition: Callable[[], object], timeout: float = 60) -> None:
-    """Wait for something of which Dask tells nobody when it happens."""
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        threading.Event().wait(0.01)
 
 
 def traces(client: Client) -> dict[str, Any]:
@@ -133,7 +129,7 @@ def assert_no_trace(client: Client) -> None:
     """After the frames have been let go of."""
     gc.collect()
     try:
-        until(lambda: not traces(client), 20)
+        until(lambda: not traces(client))
     except AssertionError:
         raise AssertionError(f"left behind: {traces(client)}") from None
 
@@ -181,14 +177,9 @@ def nth_of(phase: str, rng: random.Random) -> int:
     return rng.randint(1, most[phase])
 
 
-def processes(client: Client) -> dict[str, int]:
+def pids(client: Client) -> dict[str, int]:
     """Process id of each worker, by address."""
     return client.run(os.getpid)
-
-
-def workers(client: Client) -> dict[str, str]:
-    """Address of each worker, by name."""
-    return {str(info["name"]): address for address, info in client.scheduler_info()["workers"].items()}
 
 
 @contextmanager
@@ -199,9 +190,9 @@ def held(
 
     Yields what waits for that moment, and returns the addresses of the workers that go on.
     """
-    pids = processes(client)
-    still = rng.choice(sorted(pids))
-    pid = pids.pop(still)
+    others = pids(client)
+    still = rng.choice(sorted(others))
+    pid = others.pop(still)
 
     def stop() -> None:
         os.kill(pid, signal.SIGSTOP)
@@ -210,7 +201,7 @@ def held(
 
         def reached() -> list[str]:
             assert trigger.happened.wait(TIMEOUT)
-            return list(pids)
+            return list(others)
 
         try:
             yield reached
@@ -247,67 +238,3 @@ def stop_cutting(client: Client) -> int:
         return dask_worker.cuts
 
     return sum(client.run(stop).values())
-
-
-class Processes:
-    """A cluster of processes that are started one by one, from the command line."""
-
-    def __init__(self, directory: Path):
-        self.directory = directory
-        self.file = directory / "scheduler.json"
-        self.started: list[subprocess.Popen[bytes]] = []
-
-    def _start(self, what: str, package: bool, *arguments: str, wrapped: tuple[str, ...] = ()) -> None:
-        without = "import sys; sys.modules['chash_partition'] = None; "  # as if it were not installed
-        code = f"from distributed.cli.dask_{what} import main; main()"
-        command = [*wrapped, sys.executable, "-c", code if package else without + code]
-        log = (self.directory / f"{what}-{len(self.started)}.log").open("wb")
-        with log:
-            self.started.append(
-                subprocess.Popen(
-                    [*command, "--scheduler-file", str(self.file), *arguments],
-                    stdout=log,
-                    stderr=log,
-                    env=os.environ | ENVIRONMENT,
-                )
-            )
-
-    def scheduler(self, package: bool = True) -> None:
-        self._start("scheduler", package, "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
-
-    def worker(self, name: str, package: bool = True, disk: str | None = None) -> None:
-        """One with this package or without, on a disk of its own of this size, or the common one."""
-        local = self.directory / name
-        local.mkdir()
-        wrapped: tuple[str, ...] = ()
-        if disk is not None:
-            unshare = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
-            mount = f'mount -t tmpfs -o size={disk} none {local} && exec "$@"'
-            wrapped = (*unshare, "sh", "-c", mount, "sh")
-        self._start(
-            "worker",
-            package,
-            *("--name", name, "--nthreads", "1", "--no-nanny", "--no-dashboard"),
-            *("--memory-limit", "4GiB", "--local-directory", str(local)),
-            wrapped=wrapped,
-        )
-
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for process in self.started:
-            process.kill()
-        for process in self.started:
-            process.wait()
-
-
-# What comes to a worker of these goes into its file, and nothing else does.
-ENVIRONMENT = {
-    "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "3s",
-    "DASK_DISTRIBUTED__P2P__STORAGE__BUFFER": "1 B",
-    "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "1e-6",
-    "DASK_DISTRIBUTED__WORKER__MEMORY__SPILL": "False",
-    "DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "False",
-    "DASK_DISTRIBUTED__WORKER__MEMORY__MAX_SPILL": "1 B",
-}

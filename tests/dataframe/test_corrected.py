@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pandas as pd
 import pytest
 from dask.dataframe.dask_expr import new_collection
 from frames import assert_placed, assert_same_rows, blocks_of, sample, split
+from tiers import once, some, thorough
 
 from chash_partition import chash_repartition
 
@@ -31,7 +33,7 @@ def place(frame: pd.DataFrame, npartitions: int = 3) -> dd.DataFrame:
     return split(frame, npartitions).pipe(chash_repartition, "k", npartitions=npartitions)
 
 
-@pytest.mark.parametrize("placed", ["all", "the first", "all but the first"])
+@pytest.mark.parametrize("placed", ["all", *thorough("the first", "all but the first")])
 @pytest.mark.parametrize("title", EXAMPLES)
 def test_the_examples_are_right_on_placed_frames(title: str, placed: str) -> None:
     names: dict[str, Any] = {}
@@ -53,15 +55,16 @@ def test_the_examples_are_right_on_placed_frames(title: str, placed: str) -> Non
 FRAME = sample(rows=40, keys=8)
 
 
-@pytest.mark.parametrize("npartitions", [1, 2, 7])
-@pytest.mark.parametrize("columns", [["x"], ["k"], ["x", "w"], ["w"]])
-def test_concat_keeps_all_rows(columns: list[str], npartitions: int) -> None:
-    other = FRAME[["k", "y"]].rename(columns={"y": "w"})
-    for frames in ([FRAME, other], [other, FRAME], [FRAME, other, FRAME]):
-        got = dd.concat([place(frames[0], npartitions), *map(split, frames[1:])])
-        assert_same_rows(got[columns].compute(), pd.concat(frames)[columns])
-        filtered = got[got.k > 3][columns]
-        assert_same_rows(filtered.compute(), pd.concat(frames).query("k > 3")[columns])
+@once(
+    columns=["x", "k", "x w", "w"], frames=["ab", "ba", "aba"], npartitions=[1, 2, 7], filtered=[False, True]
+)
+def test_concat_keeps_all_rows(columns: str, frames: str, npartitions: int, filtered: bool) -> None:
+    of = {"a": FRAME, "b": FRAME[["k", "y"]].rename(columns={"y": "w"})}
+    first, *others = (of[name] for name in frames)
+    got, expected = dd.concat([place(first, npartitions), *map(split, others)]), pd.concat([first, *others])
+    if filtered:
+        got, expected = got[got.k > 3], expected[expected.k > 3]
+    assert_same_rows(got[columns.split()].compute(), expected[columns.split()])
 
 
 def of_each_column(frame: Any) -> dict[str, Any]:
@@ -79,30 +82,44 @@ def of_each_column(frame: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("columns", ["k", "x", "y", ["x"], ["k", "x"], ["y", "k"]], ids=str)
-@pytest.mark.parametrize("what", of_each_column(pd.DataFrame({"k": [1], "x": [1], "y": [1]})))
-def test_what_is_said_for_each_column_and_then_some_columns(what: str, columns: Any) -> None:
+@once(
+    what=of_each_column(pd.DataFrame({"k": [1], "x": [1], "y": [1]})),
+    columns=["k", "x", "y", ("x",), ("k", "x"), ("y", "k")],
+)
+def test_some_columns_of_what_is_said_for_each_column(what: str, columns: Any) -> None:
     numbers = FRAME[["k", "x", "y"]]
+    columns = list(columns) if isinstance(columns, tuple) else columns
     got = of_each_column(place(numbers))[what][columns]
     expected = of_each_column(numbers)[what][columns]
     assert_same_rows(got.compute(), expected)
 
 
-@pytest.mark.parametrize("columns", ["k", "x", ["k"], ["y", "k"], ["x", "k"]], ids=str)
-@pytest.mark.parametrize("npartitions", [1, 3])
-def test_the_first_rows_by_some_columns_and_then_others(npartitions: int, columns: Any) -> None:
+NOT_COMPUTED = {"npartitions": -1, "compute": False}
+FIRST: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "largest": (lambda df: df.nlargest(5, "x"), lambda df: df.nlargest(5, "x")),
+    "largest by two": (lambda df: df.nlargest(5, ["y", "x"]), lambda df: df.nlargest(5, ["y", "x"])),
+    "smallest by two": (lambda df: df.nsmallest(5, ["x", "y"]), lambda df: df.nsmallest(5, ["x", "y"])),
+    "sorted, first": (
+        lambda df: df.sort_values("x").head(5, **NOT_COMPUTED),
+        lambda df: df.sort_values("x").head(5),
+    ),
+    "sorted, last": (
+        lambda df: df.sort_values("x").tail(5, compute=False),
+        lambda df: df.sort_values("x").tail(5),
+    ),
+}
+
+
+@once(which=FIRST, columns=["k", "x", ("k",), ("y", "k"), ("x", "k"), "renamed"], npartitions=[1, 3])
+def test_the_first_rows_by_some_columns_and_then_others(which: str, columns: Any, npartitions: int) -> None:
     frame = FRAME[["k", "x", "y"]].sample(frac=1, random_state=1)
-    got = place(frame, npartitions)
-    first = {"npartitions": -1, "compute": False}
-    for theirs, ours in [
-        (frame.nlargest(5, "x"), got.nlargest(5, "x")),
-        (frame.nlargest(5, ["y", "x"]), got.nlargest(5, ["y", "x"])),
-        (frame.nsmallest(5, ["x", "y"]), got.nsmallest(5, ["x", "y"])),
-        (frame.sort_values("x").head(5), got.sort_values("x").head(5, **first)),
-        (frame.sort_values("x").tail(5), got.sort_values("x").tail(5, compute=False)),
-    ]:
-        assert_same_rows(ours[columns].compute(), theirs[columns])
-        assert_same_rows(ours.add_suffix("_")["k_"].compute(), theirs["k"].rename("k_"))
+    got, expected = (
+        first(df) for first, df in zip(FIRST[which], (place(frame, npartitions), frame), strict=True)
+    )
+    if columns == "renamed":
+        got, expected, columns = got.add_suffix("_"), expected.add_suffix("_"), "k_"
+    columns = list(columns) if isinstance(columns, tuple) else columns
+    assert_same_rows(got[columns].compute(), expected[columns])
 
 
 @pytest.mark.parametrize("frac", [1.0, 0.5])
@@ -117,24 +134,26 @@ def test_samples_of_more_partitions_than_there_were_said_to_be(frac: float) -> N
 
 @pytest.mark.parametrize("columns", [["k", "x"], ["y", "k"], ["k"]], ids=str)
 @pytest.mark.parametrize("change", [{"fillna": {"x": 1}}, {"round": {"x": 1, "y": 1}}], ids=str)
-def test_they_keep_what_is_known(change: dict[str, Any], columns: list[str]) -> None:
+def test_a_frame_changed_column_by_column_stays_placed(change: dict[str, Any], columns: list[str]) -> None:
     [(name, of_columns)] = change.items()
     got = getattr(place(FRAME[["k", "x", "y"]]), name)(of_columns)[columns].drop_duplicates()
     assert_placed(blocks_of(got), got.chash.layout)
 
 
-@pytest.mark.parametrize("suffixes", [("_l", ""), ("", "_r"), ("_y", ""), ("_x", "_y"), ("_l", None)])
-@pytest.mark.parametrize("how", ["inner", "left", "right", "outer"])
-def test_filters_of_merges_with_any_suffixes(how: str, suffixes: Any) -> None:
+@once(
+    how=["inner", "left", "right", "outer"],
+    suffixes=[("_l", ""), ("", "_r"), ("_y", ""), ("_x", "_y"), ("_l", None)],
+    by=["the key", "the left one's", "the right one's"],
+    alone=[False, True],
+)
+def test_filters_of_merges_with_any_suffixes(how: str, suffixes: Any, by: str, alone: bool) -> None:
     other = FRAME[["k", "x"]].assign(x=-FRAME.x)[::2]
-    for column in ("k", "x", "x_l", "x_r", "x_y", "x_x"):
-        expected = FRAME.merge(other, on="k", how=how, suffixes=suffixes)
-        if column in expected.columns:
-            got = place(FRAME).merge(place(other), on="k", how=how, suffixes=suffixes)
-            assert_same_rows(got[got[column] > 3].compute(), expected[expected[column] > 3])
-            assert_same_rows(
-                got[got[column] > 3][[column]].compute(), expected[expected[column] > 3][[column]]
-            )
+    expected = FRAME.merge(other, on="k", how=how, suffixes=suffixes)
+    got = place(FRAME).merge(place(other), on="k", how=how, suffixes=suffixes)
+    column = "k" if by == "the key" else "x" + (suffixes[by == "the right one's"] or "")
+    got, expected = got[got[column] > 3], expected[expected[column] > 3]
+    columns = [column] if alone else list(expected.columns)
+    assert_same_rows(got[columns].compute() if alone else got.compute(), expected[columns])
 
 
 def test_operators_of_frames_placed_otherwise_align() -> None:
@@ -159,69 +178,84 @@ def test_nunique_counts_all_groups() -> None:
     assert_same_rows(by_category[0].compute(), by_category[1], index=True)
 
 
-@pytest.mark.parametrize(
-    "keys", [[1, 2, 3, 4, 5], [True, False], [1, 2, 3, "a", "b"], [b"a", b"b"]], ids=repr
-)
-def test_groups_of_objects_meet_their_rows_again(keys: list[Any]) -> None:
+OBJECTS = {
+    "integers": [1, 2, 3, 4, 5],
+    "bools": [True, False],
+    "mixed": [1, 2, 3, "a", "b"],
+    "bytes": [b"a", b"b"],
+}
+GROUPS: dict[str, Callable[[Any], Any]] = {
+    "median": lambda df: df.groupby("k").x.median(),
+    "sum": lambda df: df.groupby("k").x.sum(),
+    "count": lambda df: df.groupby(["k", "x"]).x.count(),
+    "value_counts": lambda df: df.k.value_counts(),
+}
+
+
+@once(keys=OBJECTS, groups=GROUPS)
+def test_groups_of_objects_meet_their_rows_again(keys: str, groups: str) -> None:
     with dask.config.set({"dataframe.convert-string": False}):
-        frame = pd.DataFrame({"k": pd.Series(keys * 6, dtype=object), "x": range(6 * len(keys))})
-        for groups in (
-            lambda df: df.groupby("k").x.median(),
-            lambda df: df.groupby("k").x.sum(),
-            lambda df: df.groupby(["k", "x"]).x.count(),
-            lambda df: df.k.value_counts(),
-        ):
-            with_groups = [
-                df.merge(groups(df).rename("t").reset_index(), on="k") for df in (place(frame), frame)
-            ]
-            assert_same_rows(with_groups[0].compute(), with_groups[1])
+        values = OBJECTS[keys]
+        frame = pd.DataFrame({"k": pd.Series(values * 6, dtype=object), "x": range(6 * len(values))})
+        got, expected = (
+            df.merge(GROUPS[groups](df).rename("t").reset_index(), on="k") for df in (place(frame), frame)
+        )
+        assert_same_rows(got.compute(), expected)
+
+
+@once(npartitions=[1, 2, 7], first=[1, 3, 9], second=[1, 2, 9])
+def test_sorting_keeps_all_rows(npartitions: int, first: int, second: int) -> None:
+    by_row = place(FRAME, npartitions).sort_values("row", npartitions=first)
+    assert_same_rows(by_row.sort_values("x", npartitions=second).compute(), FRAME)
+    assert list(by_row.compute().row) == sorted(FRAME.row)
+    indexed = by_row.set_index("row", npartitions=second)
+    assert_same_rows(indexed.reset_index().compute()[FRAME.columns], FRAME)
 
 
 @pytest.mark.parametrize("npartitions", [1, 2, 7])
-def test_sorting_keeps_all_rows(npartitions: int) -> None:
-    placed = place(FRAME, npartitions)
-    for first in (1, 3, 9):
-        for second in (1, 2, 9):
-            by_row = placed.sort_values("row", npartitions=first)
-            assert_same_rows(by_row.sort_values("x", npartitions=second).compute(), FRAME)
-            assert list(by_row.compute().row) == sorted(FRAME.row)
-            indexed = by_row.set_index("row", npartitions=second)
-            assert_same_rows(indexed.reset_index().compute()[FRAME.columns], FRAME)
-    same = placed.assign(z=1).set_index("z").reset_index()
+def test_an_index_of_one_value_is_in_one_partition(npartitions: int) -> None:
+    same = place(FRAME, npartitions).assign(z=1).set_index("z").reset_index()
     assert len(same.drop_duplicates(subset=["z"]).compute()) == 1
 
 
 SERIES = pd.Series({"k": 2, "x": 3, "y": 6})
 OF_TWO = {
-    "operator": lambda a, b, s: a + b,
-    "method": lambda a, b, s: a.sub(b, fill_value=0),
-    "method along rows": lambda a, b, s: a.sub(b.x, axis=0),
-    "ufunc": lambda a, b, s: np.add(a, b),
-    "ufunc of series": lambda a, b, s: np.maximum(a.x, b.x),
-    "where": lambda a, b, s: a.where(b > 0.5),
-    "where else": lambda a, b, s: a.where(a > 0.5, b),
-    "mask": lambda a, b, s: a.mask(b > 0.5),
-    "fillna": lambda a, b, s: a.where(a > 3).fillna(b),
-    "combine_first": lambda a, b, s: a.where(a > 3).combine_first(b),
-    "assign": lambda a, b, s: a.assign(w=b.x),
-    "filter": lambda a, b, s: a[b.x > 3],
-    "by labels of columns": lambda a, b, s: a - s,
-    "from labels of columns": lambda a, b, s: s - a,
+    "operator": lambda a, b: a + b,
+    "method": lambda a, b: a.sub(b, fill_value=0),
+    "method along rows": lambda a, b: a.sub(b.x, axis=0),
+    "ufunc": lambda a, b: np.add(a, b),
+    "ufunc of series": lambda a, b: np.maximum(a.x, b.x),
+    "where": lambda a, b: a.where(b > 0.5),
+    "where else": lambda a, b: a.where(a > 0.5, b),
+    "mask": lambda a, b: a.mask(b > 0.5),
+    "fillna": lambda a, b: a.where(a > 3).fillna(b),
+    "combine_first": lambda a, b: a.where(a > 3).combine_first(b),
+    "assign": lambda a, b: a.assign(w=b.x),
+    "filter": lambda a, b: a[b.x > 3],
+}
+TWO: dict[str, Callable[[pd.DataFrame], dd.DataFrame]] = {
+    "placed in as many": lambda frame: place(frame, 3),
+    "placed in more": lambda frame: place(frame, 4),
+    "plain": lambda frame: split(frame, 3),
 }
 
 
 @pytest.mark.filterwarnings("ignore:Boolean Series key will be reindexed")
-@pytest.mark.parametrize("series", ["pandas", 1, 2])
+@pytest.mark.parametrize("other", some(TWO, ["placed in as many"]))
 @pytest.mark.parametrize("operation", OF_TWO)
-def test_two_frames_placed_otherwise_pair_by_index(operation: str, series: Any) -> None:
-    if ("labels" in operation) != (series != "pandas") and operation != "by labels of columns":
-        return
+def test_two_frames_placed_otherwise_pair_by_index(operation: str, other: str) -> None:
     one, two = FRAME[["k", "x", "y"]], FRAME[["k", "x", "y"]].sample(frac=1, random_state=3) + 1
-    expected = OF_TWO[operation](one, two, SERIES)
-    labelled = SERIES if series == "pandas" else dd.from_pandas(SERIES, npartitions=series)
-    for mates in (place(two, 3), place(two, 4), split(two, 3)):
-        got = OF_TWO[operation](place(one, 3), mates, labelled)
-        assert_same_rows(got.compute(), expected, index=True)
+    got = OF_TWO[operation](place(one, 3), TWO[other](two))
+    assert_same_rows(got.compute(), OF_TWO[operation](one, two), index=True)
+
+
+@pytest.mark.parametrize("npartitions", [1, 2])
+def test_a_series_labelled_by_columns_pairs_with_them(npartitions: int) -> None:
+    frame = FRAME[["k", "x", "y"]]
+    labelled = dd.from_pandas(SERIES, npartitions=npartitions)
+    assert_same_rows((place(frame) - SERIES).compute(), frame - SERIES, index=True)
+    assert_same_rows((place(frame) - labelled).compute(), frame - SERIES, index=True)
+    assert_same_rows((labelled - place(frame)).compute(), SERIES - frame, index=True)
 
 
 def test_bounds_of_another_frame_are_refused() -> None:

@@ -4,36 +4,56 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import dask
 import dask.dataframe as dd
+import frames
 import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
-from frames import assert_placed, assert_same_rows, blocks_of, of_blocks, row_counts, sample, shuffles, split
+from frames import assert_placed, assert_same_rows, blocks_of, of_blocks, row_counts, sample, shuffles
+from tiers import once, pairs, some, thorough
 
 from chash_partition import chash_repartition
 
-P = 5
+P = 3
 FRAME = sample(rows=80, keys=17)
 OTHER = sample(rows=40, keys=17, seed=1).rename(columns={"y": "w", "row": "v"})[["k", "w", "v"]]
+
+
+def split(frame: pd.DataFrame, npartitions: int = 2) -> dd.DataFrame:
+    return frames.split(frame, npartitions)
 
 
 def place(frame: pd.DataFrame, on: Any = "k", npartitions: int = P, **how: Any) -> dd.DataFrame:
     return split(frame).pipe(chash_repartition, on, npartitions=npartitions, **how)
 
 
-@pytest.fixture(params=["lazy", "persisted"])
+IN_MEMORY: dict[str, dd.DataFrame] = {}
+
+
+def persisted(df: dd.DataFrame) -> dd.DataFrame:
+    """The frame in memory, computed once for all tests."""
+    if df._name not in IN_MEMORY:
+        IN_MEMORY[df._name] = df.chash.persist()
+    return IN_MEMORY[df._name]
+
+
+STATES: dict[str, Callable[[dd.DataFrame], dd.DataFrame]] = {"lazy": lambda df: df, "persisted": persisted}
+
+
+@pytest.fixture(params=["lazy", *thorough("persisted")])
 def ready(request: pytest.FixtureRequest, local: None) -> Callable[[dd.DataFrame], dd.DataFrame]:
     """Hands placed frames over as they are, or persisted."""
-    return (lambda df: df.chash.persist()) if request.param == "persisted" else (lambda df: df)
+    return STATES[request.param]
 
 
 def assert_same(got: Any, expected: Any) -> None:
     """The same result, its index included where it has names: rows may come in any order."""
-    got, expected = got.compute(), expected
+    got = got.compute()
     named = any(name is not None for name in expected.index.names)
     assert got.index.names == expected.index.names
     assert row_counts(got, index=named) == row_counts(expected, index=named)
@@ -182,13 +202,13 @@ def test_a_groupby_on_the_key_shuffles_nothing(how: str, ready: Callable[[Any], 
     assert_same(got, in_pandas(FRAME))
 
 
-@pytest.mark.parametrize("how", GROUPED)
+@pytest.mark.parametrize("how", some(GROUPED, [*GROUPED][::4]))
 def test_a_groupby_on_the_key_in_one_partition(how: str, local: None) -> None:
     in_dask, in_pandas = GROUPED[how]
     assert_same(in_dask(place(FRAME, npartitions=1)), in_pandas(FRAME))
 
 
-@pytest.mark.parametrize("how", GROUPED)
+@pytest.mark.parametrize("how", some(GROUPED, [*GROUPED][1::4]))
 def test_a_groupby_on_the_key_with_nulls(how: str, local: None) -> None:
     frame = FRAME.assign(k=FRAME.k.where(FRAME.k > 4).astype("float64"))
     in_dask, in_pandas = GROUPED[how]
@@ -199,7 +219,7 @@ def test_a_groupby_on_the_key_with_nulls(how: str, local: None) -> None:
 
 
 @pytest.mark.parametrize("key", [0, 2.5, "", ("a", 1), pd.Timestamp("2020-01-01")], ids=repr)
-def test_keys_by_any_label(key: Any, local: None) -> None:
+def test_a_key_may_have_any_label(key: Any, local: None) -> None:
     def labelled(frame: pd.DataFrame) -> pd.DataFrame:
         names = [key if name == "k" else name for name in frame.columns]
         return frame.set_axis(pd.Index(names, dtype=object, tupleize_cols=False), axis=1)
@@ -243,7 +263,7 @@ def test_a_groupby_on_categories(on: str, observed: bool, local: None) -> None:
         assert shuffles(got) == shuffles(placed)
 
 
-@pytest.mark.parametrize("out", [1, 3, True])
+@pytest.mark.parametrize("out", [3, *thorough(1, True)])
 def test_null_keys_are_a_group_if_asked(out: Any, ready: Callable[[Any], Any]) -> None:
     frame = FRAME.assign(k=FRAME.k.where(FRAME.k > 4).astype("float64"))
     placed = ready(place(frame))
@@ -282,7 +302,7 @@ ELSEWHERE: dict[str, tuple[Any, Both]] = {
 
 
 @pytest.mark.parametrize("how", ELSEWHERE)
-def test_another_groupby_shuffles(how: str, ready: Callable[[Any], Any]) -> None:
+def test_a_groupby_on_anything_else_shuffles(how: str, ready: Callable[[Any], Any]) -> None:
     on, (in_dask, in_pandas) = ELSEWHERE[how]
     placed = ready(place(FRAME, on))
     got = in_dask(placed)
@@ -290,7 +310,7 @@ def test_another_groupby_shuffles(how: str, ready: Callable[[Any], Any]) -> None
     assert_same(got, in_pandas(FRAME))
 
 
-def test_the_key_as_a_series(local: None) -> None:
+def test_a_groupby_on_the_key_as_a_series_is_right(local: None) -> None:
     placed = place(FRAME)
     assert_same(placed.groupby(placed.k).x.median(), FRAME.groupby(FRAME.k).x.median())
     assert_same(placed.groupby([placed.k, "j"]).x.sum(split_out=3), FRAME.groupby([FRAME.k, "j"]).x.sum())
@@ -340,75 +360,97 @@ SIDES: dict[str, Callable[[Any], Any]] = {
 HOW = ["inner", "left", "right", "outer"]
 
 
-def assert_merges_are_right(
-    left: dd.DataFrame, right: dd.DataFrame, expected: pd.DataFrame, third: pd.DataFrame, **how: Any
+THIRD = OTHER.rename(columns={"w": "third"})[["k", "third"]]
+
+# What is done to a merged frame: in Dask, and in pandas.
+NEXT: dict[str, Both] = {
+    "nothing": _both(lambda df: df),
+    "groups": (
+        lambda df: df.groupby("k").agg({"w": "sum"}, split_out=3),
+        lambda df: df.groupby("k").agg({"w": "sum"}),
+    ),
+    "a merge with a plain frame": (
+        lambda df: df.merge(split(THIRD, 4), on="k"),
+        lambda df: df.merge(THIRD, on="k"),
+    ),
+    "a merge with a placed frame": (
+        lambda df: df.merge(place(THIRD), on="k", how="left"),
+        lambda df: df.merge(THIRD, on="k", how="left"),
+    ),
+}
+
+
+def assert_same_after(then: str, got: dd.DataFrame, expected: pd.DataFrame) -> None:
+    in_dask, in_pandas = NEXT[then]
+    assert_same(in_dask(got), in_pandas(expected))
+
+
+@pairs(how=HOW, then=NEXT, npartitions=[1, 2, P], placed_is=["left", "right"], state=STATES)
+def test_merges_with_a_plain_frame_are_right(
+    how: str, then: str, npartitions: int, placed_is: str, state: str, local: None
 ) -> None:
-    """The merge, and what is grouped or merged after it."""
-    merged = left.merge(right, **how)
-    assert_same(merged, expected)
-    assert_same(merged.groupby("k").agg({"w": "sum"}, split_out=3), expected.groupby("k").agg({"w": "sum"}))
-    third = third.rename(columns={"w": "third"})[["k", "third"]]
-    assert_same(merged.merge(split(third, 4), on="k"), expected.merge(third, on="k"))
-    assert_same(merged.merge(place(third), on="k", how="left"), expected.merge(third, on="k", how="left"))
+    placed, plain = STATES[state](place(FRAME)), split(OTHER, npartitions)
+    if placed_is == "left":
+        assert_same_after(then, placed.merge(plain, on="k", how=how), FRAME.merge(OTHER, on="k", how=how))
+    else:
+        assert_same_after(then, plain.merge(placed, on="k", how=how), OTHER.merge(FRAME, on="k", how=how))
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("npartitions", [1, 3, P])
-def test_merges_with_a_plain_frame(npartitions: int, how: str, local: None) -> None:
-    placed, plain = place(FRAME), split(OTHER, npartitions)
-    assert_merges_are_right(placed, plain, FRAME.merge(OTHER, on="k", how=how), OTHER, on="k", how=how)
-    assert_merges_are_right(plain, placed, OTHER.merge(FRAME, on="k", how=how), OTHER, on="k", how=how)
+@once(
+    ours=SIDES,
+    theirs=["whole", "filtered", "renamed", "reduced"],
+    merge=["placed first", "plain first", "outer"],
+)
+def test_merges_after_either_side_was_changed_are_right(
+    ours: str, theirs: str, merge: str, local: None
+) -> None:
+    placed, plain = SIDES[ours](place(FRAME)), SIDES[theirs](split(OTHER, 4))
+    frame, other = SIDES[ours](FRAME), SIDES[theirs](OTHER)
+    if merge == "placed first":
+        assert_same(placed.merge(plain, on="k"), frame.merge(other, on="k"))
+    elif merge == "plain first":
+        assert_same(plain.merge(placed, on=["k"]), other.merge(frame, on=["k"]))
+    else:
+        outer, expected = plain.merge(placed, on="k", how="outer"), other.merge(frame, on="k", how="outer")
+        assert_same(outer, expected)
+        assert_same(outer.groupby("k").size(), expected.groupby("k").size())
 
 
-@pytest.mark.parametrize("npartitions", [1, 2, P])
-def test_merges_of_a_persisted_frame_with_a_plain_one(npartitions: int, local: None) -> None:
-    placed, plain = place(FRAME).chash.persist(), split(OTHER, npartitions)
-    assert_merges_are_right(placed, plain, FRAME.merge(OTHER, on="k"), OTHER, on="k")
-    assert_merges_are_right(
-        plain, placed, OTHER.merge(FRAME, on="k", how="outer"), OTHER, on="k", how="outer"
-    )
+# Partitions of the placed frame and of the small one, and what Dask is asked for.
+BROADCASTS = {"by default": (17, 2, None), "if asked": (5, 3, True), "of one partition": (5, 1, True)}
 
 
-@pytest.mark.parametrize("ours", SIDES)
-@pytest.mark.parametrize("theirs", ["whole", "filtered", "renamed", "reduced"])
-def test_merges_after_either_side_was_changed(ours: str, theirs: str, local: None) -> None:
-    placed, plain = SIDES[ours](place(FRAME)), SIDES[theirs](split(OTHER, 5))
-    expected = SIDES[ours](FRAME), SIDES[theirs](OTHER)
-    assert_same(placed.merge(plain, on="k"), expected[0].merge(expected[1], on="k"))
-    assert_same(plain.merge(placed, on=["k"]), expected[1].merge(expected[0], on=["k"]))
-    outer = plain.merge(placed, on="k", how="outer")
-    assert_same(outer, expected[1].merge(expected[0], on="k", how="outer"))
-    assert_same(
-        outer.groupby("k").size(), expected[1].merge(expected[0], on="k", how="outer").groupby("k").size()
-    )
-
-
-@pytest.mark.parametrize("how", ["inner", "left", "right"])
-@pytest.mark.parametrize(("npartitions", "broadcast"), [(2, None), (3, True), (1, True)])
-def test_merges_after_a_broadcast_join(
-    npartitions: int, broadcast: bool | None, how: str, local: None
+@pairs(
+    broadcast=BROADCASTS,
+    then=NEXT,
+    placed_is=["left", "right"],
+    keeps=["common keys", "all of the placed frame"],
+)
+def test_merges_after_a_broadcast_join_are_right(
+    broadcast: str, then: str, placed_is: str, keeps: str, local: None
 ) -> None:
     """Dask says of a broadcast join that its rows were shuffled by the merge keys; they were not."""
-    placed, small = place(FRAME, npartitions=24).chash.persist(), split(OTHER, npartitions)
-    if how != "left":
-        expected = OTHER.merge(FRAME, on="k", how=how)
-        assert_merges_are_right(small, placed, expected, OTHER, on="k", how=how, broadcast=broadcast)
-    if how != "right":
-        expected = FRAME.merge(OTHER, on="k", how=how)
-        assert_merges_are_right(placed, small, expected, OTHER, on="k", how=how, broadcast=broadcast)
+    of_placed, of_small, asked = BROADCASTS[broadcast]
+    placed, small = persisted(place(FRAME, npartitions=of_placed)), split(OTHER, of_small)
+    words: dict[str, Any] = {"on": "k", "how": "inner" if keeps == "common keys" else placed_is}
+    if placed_is == "left":
+        got, expected = placed.merge(small, **words, broadcast=asked), FRAME.merge(OTHER, **words)
+    else:
+        got, expected = small.merge(placed, **words, broadcast=asked), OTHER.merge(FRAME, **words)
+    assert ("BroadcastJoin" in shuffles(got)) == (of_small > 1)
+    assert_same_after(then, got, expected)
 
 
-def test_merges_by_other_columns_after_a_broadcast_join(local: None) -> None:
-    placed, small = place(FRAME, "j", npartitions=24), split(OTHER, 2)
+def test_merges_after_a_broadcast_join_by_another_column_are_right(local: None) -> None:
+    placed, small = place(FRAME, "j", npartitions=17), split(OTHER, 2)
     merged, expected = placed.merge(small, on="k"), FRAME.merge(OTHER, on="k")
     assert "BroadcastJoin" in shuffles(merged)
-    third = OTHER.rename(columns={"w": "third"})[["k", "third"]]
-    assert_same(merged.merge(split(third, 24), on="k"), expected.merge(third, on="k"))
+    assert_same(merged.merge(split(THIRD, 17), on="k"), expected.merge(THIRD, on="k"))
     assert_same(merged.groupby("k").x.sum(split_out=3), expected.groupby("k").x.sum())
 
 
-@pytest.mark.parametrize("npartitions", [1, P])
-def test_merges_with_other_words(npartitions: int, local: None) -> None:
+@pytest.mark.parametrize("npartitions", [P, *thorough(1)])
+def test_a_merge_takes_all_words_that_it_has_in_dask(npartitions: int, local: None) -> None:
     placed, plain = place(FRAME), split(OTHER.rename(columns={"v": "x"}), npartitions)
     other = OTHER.rename(columns={"v": "x"})
     for words in (
@@ -438,40 +480,42 @@ def same_layout(frame: pd.DataFrame, like: dd.DataFrame, on: Any = "k") -> dd.Da
     return split(frame).pipe(chash_repartition, on, layout=like.chash.layout.rename(on))
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_frames_of_one_layout_merge_without_a_shuffle(how: str, ready: Callable[[Any], Any]) -> None:
-    ours = ready(place(FRAME))
-    theirs = ready(same_layout(OTHER, ours))
-    for words in (
-        {"on": "k"},
-        {"on": ["k"]},
-        {"left_on": "k", "right_on": ["k"]},
-        {"on": "k", "indicator": True},
-    ):
-        merged = ours.merge(theirs, how=how, **words)
-        assert shuffles(merged) == shuffles(ours) + shuffles(theirs)
-        assert merged.npartitions == merged.optimize().npartitions == P
-        expected = FRAME.merge(OTHER, how=how, **words)
-        assert_same(merged, expected)
-        assert_placed(blocks_of(merged), ours.chash.layout)
-        assert_same(merged.groupby("k").agg({"w": "sum"}), expected.groupby("k").agg({"w": "sum"}))
-        assert len(shuffles(merged.groupby("k").agg({"w": "sum"}, split_out=3))) == len(shuffles(merged))
+BY_THE_KEY: dict[str, dict[str, Any]] = {
+    "on": {"on": "k"},
+    "on a list": {"on": ["k"]},
+    "by a name of each": {"left_on": "k", "right_on": ["k"]},
+    "with an indicator": {"on": "k", "indicator": True},
+}
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("ours", SIDES)
-def test_changed_frames_of_one_layout_merge_without_a_shuffle(ours: str, how: str, local: None) -> None:
-    one = place(FRAME).chash.persist()
-    two = same_layout(OTHER, one).chash.persist()
-    for theirs in SIDES:
-        left, right = SIDES[ours](one), SIDES[theirs](two)
-        merged = left.merge(right, on="k", how=how)
-        if "reduced" not in (ours, theirs):
-            assert shuffles(merged) == []
-            assert_same(merged, SIDES[ours](FRAME).merge(SIDES[theirs](OTHER), on="k", how=how))
+@once(how=HOW, words=BY_THE_KEY, state=STATES)
+def test_frames_of_one_layout_merge_without_a_shuffle(how: str, words: str, state: str, local: None) -> None:
+    ours = STATES[state](place(FRAME))
+    theirs = STATES[state](same_layout(OTHER, ours))
+    merged = ours.merge(theirs, how=how, **BY_THE_KEY[words])
+    assert shuffles(merged) == shuffles(ours) + shuffles(theirs)
+    assert merged.npartitions == merged.optimize().npartitions == P
+    expected = FRAME.merge(OTHER, how=how, **BY_THE_KEY[words])
+    blocks = blocks_of(merged)
+    assert_placed(blocks, ours.chash.layout)
+    assert_same_rows(pd.concat(blocks), expected)
+    assert_same(merged.groupby("k").agg({"w": "sum"}), expected.groupby("k").agg({"w": "sum"}))
+    assert len(shuffles(merged.groupby("k").agg({"w": "sum"}, split_out=3))) == len(shuffles(merged))
 
 
-def test_more_merge_keys_than_placing_keys(ready: Callable[[Any], Any]) -> None:
+@once(ours=SIDES, theirs=SIDES, how=HOW)
+def test_changed_frames_of_one_layout_merge_without_a_shuffle(
+    ours: str, theirs: str, how: str, local: None
+) -> None:
+    placed = persisted(place(FRAME))
+    left, right = SIDES[ours](placed), SIDES[theirs](persisted(same_layout(OTHER, placed)))
+    merged = left.merge(right, on="k", how=how)
+    if "reduced" not in (ours, theirs):  # which is in one partition
+        assert shuffles(merged) == []
+    assert_same(merged, SIDES[ours](FRAME).merge(SIDES[theirs](OTHER), on="k", how=how))
+
+
+def test_a_merge_by_the_key_and_more_shuffles_nothing(ready: Callable[[Any], Any]) -> None:
     ours = ready(place(FRAME))
     other = OTHER.assign(j=OTHER.w % 4)
     theirs = ready(same_layout(other, ours))
@@ -481,38 +525,36 @@ def test_more_merge_keys_than_placing_keys(ready: Callable[[Any], Any]) -> None:
         assert_same(merged, FRAME.merge(other, **words))
 
 
-def test_a_long_chain_of_merges_shuffles_each_frame_once(local: None) -> None:
+@pytest.mark.parametrize("length", [4, *thorough(8)])
+def test_a_chain_of_merges_shuffles_each_frame_once(length: int, local: None) -> None:
     frame = sample(rows=40, keys=12).drop_duplicates("k")
     placed, expected = place(frame[["k", "x"]]), frame[["k", "x"]]
-    for i in range(8):
+    for i in range(length):
         other = frame[["k", "y"]].rename(columns={"y": f"y{i}"})
         placed, expected = placed.merge(place(other), on="k"), expected.merge(other, on="k")
         placed, expected = placed.assign(x=placed.x + 1), expected.assign(x=expected.x + 1)
         placed, expected = placed[placed[f"y{i}"] >= 0], expected[expected[f"y{i}"] >= 0]
     got = placed.groupby("k").agg({"x": "sum"})
-    assert len(shuffles(got)) == 9
+    assert len(shuffles(got)) == 1 + length
     assert_same(got, expected.groupby("k").agg({"x": "sum"}))
 
 
-def test_keys_of_other_names(ready: Callable[[Any], Any]) -> None:
-    ours = ready(place(FRAME))
+@once(how=HOW, key=["k", "id"], state=STATES)
+def test_keys_of_two_names_merge_without_a_shuffle(how: str, key: str, state: str, local: None) -> None:
+    """And whatever is done by either name afterwards is right."""
+    ours = STATES[state](place(FRAME))
     other = OTHER.rename(columns={"k": "id"})
-    theirs = ready(same_layout(other, ours, "id"))
-    for how in HOW:
-        merged = ours.merge(theirs, left_on="k", right_on="id", how=how)
-        expected = FRAME.merge(other, left_on="k", right_on="id", how=how)
-        assert shuffles(merged) == shuffles(ours) + shuffles(theirs)
-        assert_same(merged, expected)
-        for key in ("k", "id"):
-            grouped = merged.groupby(key).agg({"w": "sum"}, split_out=3)
-            assert_same(grouped, expected.groupby(key).agg({"w": "sum"}))
-            again = merged.merge(ours[["k", "y"]], left_on=key, right_on="k", suffixes=("", "_again"))
-            assert_same(
-                again, expected.merge(FRAME[["k", "y"]], left_on=key, right_on="k", suffixes=("", "_again"))
-            )
+    theirs = STATES[state](same_layout(other, ours, "id"))
+    merged = ours.merge(theirs, left_on="k", right_on="id", how=how)
+    expected = FRAME.merge(other, left_on="k", right_on="id", how=how)
+    assert shuffles(merged) == shuffles(ours) + shuffles(theirs)
+    assert_same(merged, expected)
+    assert_same(merged.groupby(key).agg({"w": "sum"}, split_out=3), expected.groupby(key).agg({"w": "sum"}))
+    words: dict[str, Any] = {"left_on": key, "right_on": "k", "suffixes": ("", "_again")}
+    assert_same(merged.merge(ours[["k", "y"]], **words), expected.merge(FRAME[["k", "y"]], **words))
 
 
-def test_composite_keys(ready: Callable[[Any], Any]) -> None:
+def test_a_merge_shuffles_nothing_by_all_columns_of_the_key_alone(ready: Callable[[Any], Any]) -> None:
     other = OTHER.assign(j=OTHER.w % 4)
     ours = ready(place(FRAME, ["k", "j"]))
     theirs = ready(same_layout(other, ours, ["k", "j"]))
@@ -532,19 +574,27 @@ def test_composite_keys(ready: Callable[[Any], Any]) -> None:
     assert_same(ours.merge(crossed, on=["k", "j"]), FRAME.merge(other, on=["k", "j"]))
 
 
-@pytest.mark.parametrize(
-    "how", [{"npartitions": 8}, {"npartitions": 14}, {"seed": 1}, {"on": "w"}, {"npartitions": 1}], ids=repr
-)
-def test_frames_of_different_layouts_shuffle(how: dict[str, Any], ready: Callable[[Any], Any]) -> None:
-    ours, theirs = ready(place(FRAME)), ready(place(OTHER, **how))
-    for left, right, expected in (
-        (ours, theirs, FRAME.merge(OTHER, on="k")),
-        (theirs, ours, OTHER.merge(FRAME, on="k")),
-    ):
-        merged = left.merge(right, on="k")
-        if how != {"npartitions": 1}:
-            assert len(shuffles(merged)) == len(shuffles(ours)) + len(shuffles(theirs)) + 2
-        assert_merges_are_right(left, right, expected, OTHER, on="k")
+OTHER_LAYOUTS: dict[str, dict[str, Any]] = {
+    "more partitions": {"npartitions": P + 1},
+    "twice as many": {"npartitions": 2 * P},
+    "another seed": {"seed": 1},
+    "another key": {"on": "w"},
+    "one partition": {"npartitions": 1},
+}
+
+
+@once(layout=OTHER_LAYOUTS, then=NEXT, first=["ours", "theirs"], state=STATES)
+def test_frames_of_different_layouts_shuffle(
+    layout: str, then: str, first: str, state: str, local: None
+) -> None:
+    ours, theirs = STATES[state](place(FRAME)), STATES[state](place(OTHER, **OTHER_LAYOUTS[layout]))
+    if first == "ours":
+        got, expected = ours.merge(theirs, on="k"), FRAME.merge(OTHER, on="k")
+    else:
+        got, expected = theirs.merge(ours, on="k"), OTHER.merge(FRAME, on="k")
+    if layout != "one partition":
+        assert len(shuffles(got)) == len(shuffles(ours)) + len(shuffles(theirs)) + 2
+    assert_same_after(then, got, expected)
 
 
 def test_who_owns_the_partitions_does_not_matter(ready: Callable[[Any], Any]) -> None:
@@ -569,7 +619,7 @@ def test_a_frame_merges_with_itself(ready: Callable[[Any], Any]) -> None:
     assert shuffles(placed.merge(placed, on="k")) == shuffles(placed)
 
 
-def test_semi_joins(ready: Callable[[Any], Any]) -> None:
+def test_a_semi_join_of_one_layout_shuffles_nothing(ready: Callable[[Any], Any]) -> None:
     ours = ready(place(FRAME))
     expected = FRAME[FRAME.k.isin(OTHER.k[OTHER.w > 500])]
     theirs = ready(same_layout(OTHER, ours))
@@ -584,24 +634,31 @@ def test_semi_joins(ready: Callable[[Any], Any]) -> None:
 # df.chash.merge
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("npartitions", [1, 2, 9])
+CHASH_MERGES: dict[str, tuple[dict[str, Any], Callable[[int], Any]]] = {
+    "by itself": ({}, lambda n: split(OTHER, n)),
+    "on": ({"on": "k"}, lambda n: split(OTHER, n)),
+    "by a name of each": ({"left_on": ["k"], "right_on": "k"}, lambda n: split(OTHER, n)),
+    "with a pandas frame": ({"on": "k"}, lambda n: OTHER),
+    "with other words": (
+        {"on": "k", "suffixes": ("_a", "_b"), "indicator": True},
+        lambda n: split(OTHER.rename(columns={"w": "x", "v": "row"}), n),
+    ),
+}
+
+
+@once(how=HOW, npartitions=[1, 2, P + 2], words=CHASH_MERGES, state=STATES)
 def test_chash_merge_shuffles_only_the_plain_frame(
-    npartitions: int, how: str, ready: Callable[[Any], Any]
+    how: str, npartitions: int, words: str, state: str, local: None
 ) -> None:
-    placed, plain = ready(place(FRAME)), split(OTHER, npartitions)
-    expected = FRAME.merge(OTHER, on="k", how=how)
-    for merged in (
-        placed.chash.merge(plain, how=how),
-        placed.chash.merge(plain, on="k", how=how),
-        placed.chash.merge(plain, left_on=["k"], right_on="k", how=how),
-        placed.chash.merge(OTHER, on="k", how=how),
-    ):
-        assert len(shuffles(merged)) == len(shuffles(placed)) + 1
-        assert_same(merged, expected)
-        assert_placed(blocks_of(merged), placed.chash.layout)
-    words: dict[str, Any] = {"on": "k", "how": how, "suffixes": ("_a", "_b"), "indicator": True}
-    assert_same(placed.chash.merge(split(FRAME, npartitions), **words), FRAME.merge(FRAME, **words))
+    placed = STATES[state](place(FRAME))
+    said, right = CHASH_MERGES[words]
+    other = right(npartitions)
+    merged = placed.chash.merge(other, how=how, **said)
+    assert len(shuffles(merged)) == len(shuffles(placed)) + 1
+    frame = other if isinstance(other, pd.DataFrame) else other.compute()
+    blocks = blocks_of(merged)
+    assert_placed(blocks, placed.chash.layout)
+    assert_same_rows(pd.concat(blocks), FRAME.merge(frame, how=how, **(said or {"on": "k"})))
 
 
 def test_chash_merge_leaves_a_frame_of_the_layout_alone(ready: Callable[[Any], Any]) -> None:
@@ -680,17 +737,16 @@ of_other_types = pytest.mark.filterwarnings(
 
 
 @of_other_types
-@pytest.mark.parametrize("how", ["inner", "outer"])
-@pytest.mark.parametrize("kind", KEYS)
-def test_equal_keys_of_any_type_meet(kind: str, how: str, local: None) -> None:
+@once(kind=KEYS, how=["inner", "outer"], right=["placed", "plain"])
+def test_equal_keys_of_any_type_meet(kind: str, how: str, right: str, local: None) -> None:
     frame, other = _keys(*KEYS[kind])
-    expected = frame.merge(other, on="k", how=how)
     ours, theirs = of_blocks([frame[:2], frame[2:]]), of_blocks([other[:1], other[1:]])
     placed = ours.pipe(chash_repartition, "k", npartitions=P)
-    for right in (theirs.pipe(chash_repartition, "k", npartitions=P), theirs):
-        merged = placed.chash.merge(right, on="k", how=how)
-        assert len(shuffles(merged)) == 2
-        assert_same(merged, expected)
+    if right == "placed":
+        theirs = theirs.pipe(chash_repartition, "k", npartitions=P)
+    merged = placed.chash.merge(theirs, on="k", how=how)
+    assert len(shuffles(merged)) == 2
+    assert_same(merged, frame.merge(other, on="k", how=how))
 
 
 def test_null_keys_are_joined_as_pandas_joins_them(ready: Callable[[Any], Any]) -> None:
@@ -739,15 +795,18 @@ def test_a_key_that_pandas_would_change_is_refused(local: None) -> None:
 
 
 @of_other_types
-@pytest.mark.parametrize("how", ["inner", "left", "right", "outer"])
-@pytest.mark.parametrize("dtype", ["int8", "int64", "float32", "Int64", "uint8"])
-def test_categories_of_numbers_meet_numbers(how: str, dtype: str, local: None) -> None:
-    frame = pd.DataFrame({"k": pd.Categorical([*range(9), None] * 2), "x": range(20)})
-    other = pd.DataFrame({"k": pd.Series(range(5, 14), dtype=dtype), "w": range(9)})
-    plain = frame.astype({"k": "Int64"}).merge(other.astype({"k": "Int64"}), on="k", how=how)
-    assert_same(place(frame).merge(place(other), on="k", how=how), plain)
-    back = other.astype({"k": "Int64"}).merge(frame.astype({"k": "Int64"}), on="k", how=how)
-    assert_same(place(other).merge(place(frame), on="k", how=how), back)
+@once(
+    how=HOW,
+    dtype=["int8", "int64", "float32", "Int64", "uint8"],
+    first=["categories", "numbers"],
+)
+def test_categories_of_numbers_meet_numbers(how: str, dtype: str, first: str, local: None) -> None:
+    left = pd.DataFrame({"k": pd.Categorical([*range(9), None] * 2), "x": range(20)})
+    right = pd.DataFrame({"k": pd.Series(range(5, 14), dtype=dtype), "w": range(9)})
+    if first == "numbers":
+        left, right = right, left
+    expected = left.astype({"k": "Int64"}).merge(right.astype({"k": "Int64"}), on="k", how=how)
+    assert_same(place(left).merge(place(right), on="k", how=how), expected)
 
 
 @of_other_types
@@ -853,11 +912,11 @@ CHANGES: dict[str, Both] = {
         lambda df: df.groupby("k", group_keys=False)[["x", "y"]].apply(_halved),
     ),
     "of groups": _both(lambda df: df.groupby("j").agg({"k": "max", "x": "sum"}).reset_index()),
-    "in fewer partitions": (lambda df: df.repartition(npartitions=3), lambda df: df),
-    "in more partitions": (lambda df: df.repartition(npartitions=15), lambda df: df),
+    "in fewer partitions": (lambda df: df.repartition(npartitions=2), lambda df: df),
+    "in more partitions": (lambda df: df.repartition(npartitions=3 * P), lambda df: df),
     "in one partition": (lambda df: df.repartition(npartitions=1), lambda df: df),
     "in as many partitions": (
-        lambda df: df.repartition(npartitions=3).repartition(npartitions=df.npartitions),
+        lambda df: df.repartition(npartitions=2).repartition(npartitions=df.npartitions),
         lambda df: df,
     ),
     "shuffled": (lambda df: df.shuffle("j"), lambda df: df),
@@ -919,35 +978,85 @@ CHANGES: dict[str, Both] = {
 }
 
 
+LAST = OTHER.rename(columns={"w": "w2", "v": "v2"})
+
+
+def _value(df: Any) -> str:
+    """A column of numbers beside the key."""
+    dtypes = df.dtypes.items()
+    return next(name for name, dtype in dtypes if name != "k" and dtype.kind in "if")
+
+
+# What would be wrong if something were concluded: in Dask, and in pandas.
+CONCLUSIONS: dict[str, Both] = {
+    "rows": _both(lambda df: df),
+    "sums": (
+        lambda df: df.groupby("k").agg({_value(df): "sum"}, split_out=3),
+        lambda df: df.groupby("k").agg({_value(df): "sum"}),
+    ),
+    "medians": _both(lambda df: df.groupby("k")[_value(df)].median()),
+    "a merge with a plain frame": (
+        lambda df: df.merge(split(LAST), on="k"),
+        lambda df: df.merge(LAST, on="k"),
+    ),
+    "a merge with a placed frame": (
+        lambda df: df.merge(place(LAST), on="k"),
+        lambda df: df.merge(LAST, on="k"),
+    ),
+    "a merge with a frame placed in as many partitions": (
+        lambda df: df.merge(place(LAST, npartitions=df.npartitions), on="k"),
+        lambda df: df.merge(LAST, on="k"),
+    ),
+    "an outer merge of a placed frame with it": (
+        lambda df: place(LAST).merge(df, on="k", how="outer"),
+        lambda df: LAST.merge(df, on="k", how="outer"),
+    ),
+}
+
+
 @sorting
 @of_other_types
-@pytest.mark.parametrize("change", CHANGES)
-def test_nothing_is_concluded_from_what_a_frame_was(change: str, local: None) -> None:
-    in_dask, in_pandas = CHANGES[change]
-    placed, expected = in_dask(place(FRAME)), in_pandas(FRAME)
-    assert_same_rows(placed.compute(), expected)
-    value = next(name for name in expected.columns if name != "k" and expected[name].dtype.kind in "if")
-    assert_same(
-        placed.groupby("k").agg({value: "sum"}, split_out=3), expected.groupby("k").agg({value: "sum"})
+@pytest.mark.parametrize(
+    ("change", "conclusion"),
+    [
+        pytest.param(change, conclusion, marks=() if conclusion == shown else pytest.mark.thorough)
+        for change, shown in zip(
+            CHANGES, cycle(["sums", "a merge with a frame placed in as many partitions"])
+        )
+        for conclusion in CONCLUSIONS
+    ],
+)
+def test_nothing_is_concluded_from_what_a_frame_was(change: str, conclusion: str, local: None) -> None:
+    got, expected = (
+        then(now(was))
+        for now, then, was in zip(
+            CHANGES[change], CONCLUSIONS[conclusion], (place(FRAME), FRAME), strict=True
+        )
     )
-    assert_same(placed.groupby("k")[value].median(), expected.groupby("k")[value].median())
-    other = OTHER.rename(columns={"w": "w2", "v": "v2"})
-    for right in (split(other), place(other), place(other, npartitions=placed.npartitions)):
-        assert_same(placed.merge(right, on="k"), expected.merge(other, on="k"))
-    assert_same(place(other).merge(placed, on="k", how="outer"), other.merge(expected, on="k", how="outer"))
+    if conclusion == "rows":
+        assert_same_rows(got.compute(), expected)
+    else:
+        assert_same(got, expected)
 
 
-@pytest.mark.parametrize("part", [slice(0, 3), slice(None, None, -1), [0, 2, 4], [3]], ids=repr)
-def test_nothing_is_concluded_from_a_slice_of_partitions(part: Any, ready: Callable[[Any], Any]) -> None:
-    placed = ready(place(FRAME))
-    kept = list(range(P))[part] if isinstance(part, slice) else part
+PARTS = {"the first": [0, 1, 2], "backwards": [4, 3, 2, 1, 0], "every other": [0, 2, 4], "one": [3]}
+
+
+@once(part=PARTS, then=["groups", "plain", "placed", "in as many partitions"], state=STATES)
+def test_nothing_is_concluded_from_a_slice_of_partitions(
+    part: str, then: str, state: str, local: None
+) -> None:
+    placed, kept = STATES[state](place(FRAME, npartitions=5)), PARTS[part]
     expected = FRAME[np.isin(placed.chash.layout.partition_of(FRAME), kept)]
-    got = placed.partitions[part if isinstance(part, list) else kept]
-    assert_same(got, expected)
-    assert_same(got.groupby("k").agg({"x": "sum"}, split_out=3), expected.groupby("k").agg({"x": "sum"}))
-    for right in (split(OTHER), place(OTHER), place(OTHER, npartitions=len(kept))):
-        assert_same(got.merge(right, on="k", how="outer"), expected.merge(OTHER, on="k", how="outer"))
-        assert_same(right.merge(got, on="k", how="left"), OTHER.merge(expected, on="k", how="left"))
+    got = placed.partitions[kept]
+    if then == "groups":
+        assert_same(got, expected)
+        assert_same(got.groupby("k").agg({"x": "sum"}, split_out=3), expected.groupby("k").agg({"x": "sum"}))
+        return
+    npartitions = len(kept) if then == "in as many partitions" else 5
+    right = split(OTHER) if then == "plain" else place(OTHER, npartitions=npartitions)
+    assert_same(got.merge(right, on="k", how="outer"), expected.merge(OTHER, on="k", how="outer"))
+    assert_same(right.merge(got, on="k", how="left"), OTHER.merge(expected, on="k", how="left"))
 
 
 @of_other_types
@@ -992,7 +1101,7 @@ USES: dict[str, Callable[[Any], Any]] = {
         df[df.x >= df.x.min()].map_partitions(lambda block: block, meta=df._meta)[["k"]].compute()
     ),
     "map what was repartitioned": lambda df: (
-        df.repartition(npartitions=3)
+        df.repartition(npartitions=2)
         .map_partitions(lambda block: block, meta=df._meta)
         .groupby("k")
         .x.count()
@@ -1016,15 +1125,15 @@ USES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_other_uses(use: str, ready: Callable[[Any], Any]) -> None:
+def test_whatever_dask_does_with_a_placed_frame_sees_all_rows(use: str, ready: Callable[[Any], Any]) -> None:
     assert USES[use](ready(place(FRAME))) == len(FRAME)
 
 
 # On a cluster
 
 
-@pytest.mark.parametrize("state", ["lazy", "persisted"])
-def test_on_a_cluster(state: str, client: Client) -> None:
+@pytest.mark.parametrize("state", ["lazy", *thorough("persisted")])
+def test_groupbys_and_merges_on_a_cluster_are_right(state: str, client: Client) -> None:
     placed = split(FRAME).pipe(chash_repartition, "k", npartitions=P)
     other = split(OTHER).pipe(chash_repartition, "k", layout=placed.chash.layout)
     if state == "persisted":

@@ -174,7 +174,7 @@ LOST: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("how", LOST)
-def test_what_does_not(how: str) -> None:
+def test_what_does_not_keep_a_frame_placed(how: str) -> None:
     with pytest.raises(ValueError, match=r"not placed.*chash_repartition"):
         _ = LOST[how](place()).chash
 

@@ -2,54 +2,51 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
+import json
 import os
-import pickle
 import random
 import re
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
 import dask.config
-import dask.dataframe as dd
-import numpy as np
-import pandas as pd
 import pytest
+from clusters import dask_process, until, worker_process, workers
 from distributed import Client, LocalCluster, wait
 from distributed.shuffle._exceptions import P2POutOfDiskError
 from faults import (
     ON_DISK,
     SETTINGS,
     TIMEOUT,
-    Processes,
+    as_environment,
     assert_no_trace,
     assert_right,
     at,
     frame,
     held,
     nth_of,
+    pids,
     placed,
     plain,
-    processes,
     start_cutting,
     stop_cutting,
-    until,
-    workers,
 )
 from frames import assert_same_rows, assert_unchanged
+from tiers import pairs, thorough
 
-from chash_partition import ShardedDataset, chash_repartition, read_parquet
+from chash_partition import ShardedDataset, read_parquet
 from chash_partition.cluster import live
-from chash_partition.dataframe.shuffle import BlockShare, SpillError, SpillFile
 
 WORKERS = 3
 
 
-@pytest.fixture(scope="module", params=["memory", "disk"])
+@pytest.fixture(scope="module", params=["memory", *thorough("disk")])
 def mortals(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[LocalCluster]:
     """Workers that are started again when killed, with room for the shares in memory, or none."""
     config = SETTINGS | (ON_DISK if request.param == "disk" else {})
@@ -70,16 +67,15 @@ def mortals(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[L
 @pytest.fixture
 def client(mortals: LocalCluster) -> Iterator[Client]:
     with Client(mortals) as client:
-        until(lambda: len(client.scheduler_info()["workers"]) == WORKERS)
+        until(lambda: len(workers(client)) == WORKERS)
         yield client
 
 
 def workers_die(cluster: LocalCluster, client: Client, phase: str, seed: int) -> None:
     """One, or in every fifth run two."""
     rng = random.Random(f"{phase} {seed}")
-    until(lambda: len(client.scheduler_info()["workers"]) == WORKERS)
     lazy, expected = frame(seed)
-    victims = rng.sample(sorted(processes(client).values()), 2 if seed % 5 == 4 else 1)
+    victims = rng.sample(sorted(pids(client).values()), 2 if seed % 5 == 4 else 1)
 
     def kill() -> None:
         for pid in victims:
@@ -117,37 +113,35 @@ def a_worker_joins(cluster: LocalCluster, client: Client, phase: str, seed: int)
         del result
         assert_no_trace(client)
     finally:
-        cluster.sync(cluster.scale_down, [max(cluster.worker_spec)])
-        until(lambda: len(client.scheduler_info()["workers"]) == WORKERS)
+        cluster.scale(WORKERS)
 
 
-EVENTS = pytest.mark.parametrize("event", [workers_die, a_worker_joins])
-AT = pytest.mark.parametrize("phase", ["transfer", "barrier", "unpack", "persisted"])
+STORAGE = ["memory", "disk"]
+PHASES = ["transfer", "barrier", "unpack", "persisted"]
 
 
-@EVENTS
-@AT
-def test_workers_come_and_go(mortals: LocalCluster, client: Client, phase: str, event: Any) -> None:
-    event(mortals, client, phase, 0)
-
-
-@pytest.mark.long
-@EVENTS
-@AT
-def test_workers_come_and_go_again(mortals: LocalCluster, client: Client, phase: str, event: Any) -> None:
-    for seed in range(1, 21):
+@pytest.mark.parametrize("seeds", [[0], *thorough([4]), pytest.param(range(1, 21), marks=pytest.mark.long)])
+@pairs(
+    indirect=["mortals"],
+    mortals=STORAGE,
+    phase=PHASES,
+    event=[workers_die, a_worker_joins],
+)
+def test_rows_are_right_if_workers_come_or_go_meanwhile(
+    mortals: LocalCluster, client: Client, phase: str, event: Callable[..., None], seeds: list[int]
+) -> None:
+    for seed in seeds:
+        until(lambda: len(workers(client)) == WORKERS)
         event(mortals, client, phase, seed)
 
 
-@pytest.mark.parametrize(
-    "phase", [*(pytest.param(phase, marks=pytest.mark.long) for phase in ("transfer", "barrier")), "write"]
-)
+@pytest.mark.parametrize("phase", [*thorough("transfer", "barrier"), "write"])
 def test_a_worker_dies_while_partitions_are_written(
     mortals: LocalCluster, client: Client, phase: str, tmp_path: Path
 ) -> None:
     rng = random.Random(phase)
     lazy, expected = (rows.drop(columns="thing") for rows in frame(0))
-    victim = rng.choice(sorted(processes(client).values()))
+    victim = rng.choice(sorted(pids(client).values()))
     with at(mortals, phase, nth_of(phase, rng), lambda: os.kill(victim, signal.SIGKILL)) as trigger:
         placed(lazy).chash.to_parquet(tmp_path / "x")
         assert trigger.happened.is_set()
@@ -172,16 +166,14 @@ def cut_connections(client: Client, seed: int) -> int:
     return cuts
 
 
-def test_connections_break(client: Client) -> None:
-    assert sum(cut_connections(client, seed) for seed in range(2))
+@pytest.mark.parametrize("at_least", [1, *thorough(10), pytest.param(100, marks=pytest.mark.long)])
+def test_rows_are_right_if_connections_break(client: Client, at_least: int) -> None:
+    cuts, seeds = 0, count()
+    while cuts < at_least:
+        cuts += cut_connections(client, next(seeds))
 
 
-@pytest.mark.long
-def test_connections_break_again_and_again(client: Client) -> None:
-    assert sum(cut_connections(client, seed) for seed in range(2, 22)) > 100
-
-
-def test_two_at_once(client: Client) -> None:
+def test_shuffles_run_side_by_side(client: Client) -> None:
     (lazy, expected), (other, others) = frame(0), frame(1)
     results = [placed(lazy), placed(lazy, "text", 17), placed(other), placed(lazy, npartitions=5)]
     results = [result.chash.persist() for result in results]
@@ -191,7 +183,7 @@ def test_two_at_once(client: Client) -> None:
     assert_no_trace(client)
 
 
-def test_one_of_another(client: Client) -> None:
+def test_a_placed_frame_is_placed_anew(client: Client) -> None:
     lazy, expected = frame(0)
     for result in (placed(placed(lazy), "text", 17), placed(placed(placed(lazy), "k", 7), "text")):
         assert_right(client, result.chash.persist(), expected)
@@ -199,18 +191,33 @@ def test_one_of_another(client: Client) -> None:
     assert_no_trace(client)
 
 
-def test_the_same_again(client: Client) -> None:
+def test_a_frame_whose_rows_were_let_go_of_is_placed_anew(client: Client) -> None:
     lazy, expected = frame(0)
-    for _ in range(3):
+    for _ in range(2):
         result = placed(lazy).chash.persist()
         assert_right(client, result, expected)
         del result
         assert_no_trace(client)
 
 
-@pytest.mark.parametrize("phase", ["transfer", "unpack"])
-@pytest.mark.parametrize("how", ["cancel", "release", "close"])
-def test_given_up_half_way(mortals: LocalCluster, client: Client, phase: str, how: str) -> None:
+GIVEN_UP = [
+    ("memory", "transfer", "cancel"),
+    ("disk", "unpack", "release"),
+    ("disk", "transfer", "close"),
+]
+
+
+@pytest.mark.parametrize(
+    ("mortals", "phase", "how"),
+    [
+        pytest.param(*case, marks=() if case in GIVEN_UP else pytest.mark.thorough)
+        for case in product(STORAGE, ["transfer", "unpack"], ["cancel", "release", "close"])
+    ],
+    indirect=["mortals"],
+)
+def test_what_is_given_up_half_way_leaves_nothing_behind(
+    mortals: LocalCluster, client: Client, phase: str, how: str
+) -> None:
     lazy, expected = frame(0)
     with held(mortals, client, phase, random.Random(how)) as reached, Client(mortals) as other:
         result = placed(lazy).chash.persist()
@@ -233,7 +240,7 @@ def test_no_worker_that_takes_part_is_scaled_down(mortals: LocalCluster, client:
         return dask_scheduler.workers_to_close(n=WORKERS)
 
     lazy, expected = frame(0)
-    assert len(client.run_on_scheduler(closable)) == WORKERS
+    until(lambda: len(client.run_on_scheduler(closable)) == WORKERS)
     with held(mortals, client, "transfer", random.Random(0)) as reached:
         result = placed(lazy).chash.persist()
         reached()
@@ -241,41 +248,56 @@ def test_no_worker_that_takes_part_is_scaled_down(mortals: LocalCluster, client:
     assert_right(client, result, expected)
     del result
     assert_no_trace(client)
-    assert len(client.run_on_scheduler(closable)) == WORKERS
+    until(lambda: len(client.run_on_scheduler(closable)) == WORKERS)
 
 
 # What the page reads of each worker's heartbeat.
 SHOWN = {"memory_limit", "total", "memory", "buckets", "avg_duration", "avg_size", "read", "written"}
 
 
+@pytest.mark.parametrize("mortals", STORAGE, indirect=True)
 def test_heartbeats_have_what_the_dashboard_shows(mortals: LocalCluster, client: Client) -> None:
     async def heartbeat(dask_worker: Any) -> None:
         await dask_worker.heartbeat()
 
     def beats(dask_scheduler: Any) -> dict[str, Any]:
-        [beats] = dask_scheduler.plugins["shuffle"].heartbeats.values()
-        return {address: dict(beat) for address, beat in beats.items()}
+        shuffles = dask_scheduler.plugins["shuffle"]
+        active = [shuffles.heartbeats[shuffle] for shuffle in shuffles.active_shuffles]
+        return {address: dict(beat) for beats in active for address, beat in beats.items()}
 
     lazy, expected = frame(0)
+    found: dict[str, Any] = {}
     with held(mortals, client, "barrier", random.Random(0)) as reached:
         result = placed(lazy).chash.persist()
         going = reached()
-        client.run(heartbeat, workers=going)
-        found = client.run_on_scheduler(beats)
-    assert found.keys() >= set(going)
+
+        def all_have_received() -> bool:
+            client.run(heartbeat, workers=going)  # does nothing while there is one under way
+            found.update(client.run_on_scheduler(beats))
+            return found.keys() >= set(going) and all(found[a]["disk"]["total"] for a in going)
+
+        until(all_have_received)
     for beat in (found[address] for address in going):
         assert beat["comm"].keys() >= SHOWN
         assert beat["disk"].keys() >= SHOWN
-        assert beat["disk"]["total"] > 0
         # Where the shares are, as this cluster is there for.
         assert (beat["disk"]["written"] > 0) == (mortals.name == "disk")
     assert_right(client, result, expected)
 
 
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[Processes]:
-    with Processes(tmp_path) as processes:
-        yield processes
+def test_a_worker_that_does_not_answer_is_not_waited_for(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_asked", set())
+    monkeypatch.setattr(live, "ANSWER_TIMEOUT", 0.1)
+    lazy, expected = frame(0)
+    pid = max(pids(client).values())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        result = placed(lazy)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert_right(client, result, expected)
 
 
 def disk_used(client: Client, name: str) -> int:
@@ -300,15 +322,30 @@ def fill(client: Client, name: str, left: int) -> None:
     client.run(write, workers=[workers(client)[name]])
 
 
-def full_disk(started: Processes, lefts: Iterable[int]) -> list[bool]:
-    """With so many bytes left, rows are right or there is one clear error; which of the two."""
-    _, expected = frame(0, rows=1000)
-    started.scheduler()
-    started.worker("big")
-    started.worker("small", disk="2m")
-    fits = []
-    with Client(scheduler_file=str(started.file)) as client:
-        client.wait_for_workers(2, TIMEOUT)
+REMEDY = "give the workers more memory, or set `temporary-directory`"
+
+
+@pytest.mark.parametrize("lefts", [[2**18, 0, 2**16, 2**21], *thorough(range(0, 2**20, 2**15))])
+def test_with_a_full_disk_rows_are_right_or_there_is_one_clear_error(
+    lefts: list[int], new_cluster: Callable[..., LocalCluster], processes: ExitStack, tmp_path: Path
+) -> None:
+    """Of two workers, one has a small disk of its own, with so many bytes left at a time."""
+    _, expected = frame(0, rows=1500)
+    here = tmp_path / "small"
+    here.mkdir()
+    unshare = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
+    mount = f'mount -t tmpfs -o size=2m none {here} && exec "$@"'
+    config = ON_DISK | {"distributed.worker.memory.max-spill": "1 B"}  # Dask itself writes nothing
+    fits = {}
+    with dask.config.set(config), Client(new_cluster(1, "4GiB", local_directory=tmp_path)) as client:
+        small = worker_process(
+            client,
+            "small",
+            *("--memory-limit", "4GiB", "--local-directory", str(here)),
+            within=[*unshare, "sh", "-c", mount, "sh"],
+            **as_environment(config),
+        )
+        processes.enter_context(small)
         for left in lefts:
             fill(client, "small", left)
             before = disk_used(client, "small")
@@ -319,120 +356,53 @@ def full_disk(started: Processes, lefts: Iterable[int]) -> list[bool]:
             else:
                 assert_unchanged(rows, expected)
                 message = ""
-            fits.append(not message)
-            assert fits[-1] or re.search(f"^no space left in {started.directory}/small/.*{REMEDY}", message)
+            fits[left] = not message
+            assert fits[left] or re.search(f"^no space left in {here}/.*{REMEDY}", message)
             assert_no_trace(client)
-            assert disk_used(client, "small") == before
+            until(lambda before=before: disk_used(client, "small") == before)
         result = placed(plain(expected.iloc[:100])).chash.persist()
         assert_right(client, result, expected.iloc[:100])
-    return fits
+    assert [fits[left] for left in sorted(fits)] == sorted(fits.values())  # from some size on
+    assert len({*fits.values()}) == 2
 
 
-REMEDY = "give the workers more memory, or set `temporary-directory`"
+# As if it were not installed.
+WITHOUT_THE_PACKAGE = ("--preload", "import sys; sys.modules['chash_partition'] = None")
 
 
-def test_a_disk_is_full(started: Processes) -> None:
-    assert full_disk(started, [2**18, 0, 2**16, 2**21]) == [False, False, False, True]
+def test_a_scheduler_without_the_package_is_named(processes: ExitStack, tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.json"
+
+    def address() -> str:
+        try:
+            return json.loads(file.read_text())["address"]
+        except (FileNotFoundError, ValueError):  # not written yet, or not to its end
+            return ""
+
+    start = ("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", file)
+    processes.enter_context(dask_process(*start, *WITHOUT_THE_PACKAGE))
+    until(address, TIMEOUT)
+    with (
+        Client(address()),
+        pytest.raises(RuntimeError, match=r"^the scheduler cannot import chash_partition.*install"),
+    ):
+        placed(frame(0)[0])
 
 
-@pytest.mark.long
-def test_a_disk_is_full_at_any_moment(started: Processes) -> None:
-    fits = full_disk(started, range(0, 2**20, 2**15))
-    assert fits == sorted(fits)
-    assert len({*fits}) == 2
-
-
-def test_a_directory_that_is_gone(tmp_path: Path) -> None:
-    share = BlockShare([], np.array([0, 1]), [[np.zeros(1)]])
-    with pytest.raises(SpillError) as error:
-        SpillFile(str(tmp_path / "gone")).put(share)
-    text = f"^cannot write \\(No such file or directory\\) in {tmp_path}/gone on .*{REMEDY}"
-    assert re.search(text, str(pickle.loads(pickle.dumps(error.value))))
-
-
-def test_a_scheduler_without_the_package(started: Processes) -> None:
+def test_workers_without_the_package_are_named_and_leave(
+    new_cluster: Callable[..., LocalCluster], processes: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "ANSWER_TIMEOUT", TIMEOUT)  # whoever does not answer would pass for good
     _, expected = frame(0)
-    started.scheduler(package=False)
-    started.worker("a")
-    with Client(scheduler_file=str(started.file)) as client:
-        client.wait_for_workers(1, TIMEOUT)
-        with pytest.raises(RuntimeError, match=r"^the scheduler cannot import chash_partition.*install"):
-            placed(plain(expected))
-
-
-NOT_THERE = r"^worker bad \(tcp.*cannot import chash_partition.*install"
-
-
-def test_workers_without_the_package(started: Processes) -> None:
-    _, expected = frame(0)
-    started.scheduler()
-    started.worker("a")
-    with Client(scheduler_file=str(started.file)) as client:
-        client.wait_for_workers(1, TIMEOUT)
+    with Client(new_cluster(1)) as client:
         result = placed(plain(expected))
-        started.worker("bad", package=False)
-        client.wait_for_workers(2, TIMEOUT)
+        processes.enter_context(worker_process(client, "bad", *WITHOUT_THE_PACKAGE))
         for act in (result.chash.persist, lambda: placed(plain(expected))):
-            with pytest.raises(RuntimeError, match=NOT_THERE):
+            with pytest.raises(
+                RuntimeError, match=r"^worker bad \(tcp.*cannot import chash_partition.*install"
+            ):
                 act()
         # It cannot read what the scheduler sends it, and leaves.
         assert_right(client, result, expected)
-        assert workers(client).keys() == {"a"}
+        until(lambda: workers(client).keys() == {"0"})
         assert_no_trace(client)
-
-
-def test_a_worker_that_does_not_answer_is_not_waited_for(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(live, "_asked", set())
-    monkeypatch.setattr(live, "ANSWER_TIMEOUT", 0.1)
-    lazy, expected = frame(0)
-    pid = max(processes(client).values())
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        result = placed(lazy)
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    assert_right(client, result, expected)
-
-
-def used_as_ever(expected: pd.DataFrame) -> dd.DataFrame:
-    return plain(expected).pipe(chash_repartition, on="k")
-
-
-def test_without_a_client() -> None:
-    _, expected = frame(0)
-    assert_unchanged(used_as_ever(expected).compute(), expected)
-
-
-def test_a_client_in_this_process() -> None:
-    _, expected = frame(0)
-    with Client(processes=False, n_workers=2, dashboard_address=":0") as client:
-        assert_unchanged(used_as_ever(expected).compute(), expected)
-        assert_no_trace(client)
-
-
-@pytest.mark.parametrize("processes", [True, False])
-def test_an_asynchronous_client(processes: bool) -> None:
-    _, expected = frame(0)
-
-    async def use() -> None:
-        async with (
-            LocalCluster(
-                n_workers=2, processes=processes, dashboard_address=":0", asynchronous=True
-            ) as cluster,
-            Client(cluster, asynchronous=True) as client,
-        ):
-            await client.wait_for_workers(2)
-            result = used_as_ever(expected)
-            assert result.npartitions == 32
-            assert_unchanged(await client.compute(result), expected)
-            workers = {*(await client.scheduler.identity(n_workers=-1))["workers"]}
-            placed = client.persist(result)
-            await wait(placed)
-            held = await client.who_has(placed)
-            assert {worker for holders in held.values() for worker in holders} == workers
-            joined = result.merge(used_as_ever(expected), on=["k", "row"])
-            assert len(await client.compute(joined)) == len(expected)
-
-    asyncio.run(use())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import dask.dataframe as dd
@@ -13,8 +12,6 @@ from distributed import Client, LocalCluster, Worker, wait
 from frames import shuffles
 
 from chash_partition import Layout, chash_repartition
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 
 def checked(
@@ -35,13 +32,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def client() -> Iterator[Client]:
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=":0", memory_limit="8GiB"
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+def client(new_cluster: Callable[..., LocalCluster]) -> Iterator[Client]:
+    with Client(new_cluster(2, "8GiB")) as client:
         yield client
 
 

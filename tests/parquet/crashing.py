@@ -16,15 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import pyarrow as pa
 from datasets import rows, write
 from fsspec.implementations.local import LocalFileSystem
 
-from chash_partition import Layout, ShardedDataset, hash_keys
+from chash_partition import Layout, ShardedDataset
 from chash_partition.parquet import store
-
-hash_keys(pa.array([1]))  # compiled once, before processes are forked
-KIND = Path  # of a path
 
 NODES = ("a", "b", "c")
 

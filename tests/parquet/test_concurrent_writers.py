@@ -2,77 +2,22 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import sys
-import threading
 import uuid
 from collections import Counter
 from datetime import timedelta
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import assert_sound, rows, whole, write
-from working import work
+from datasets import rows, whole, write
+from distributed.utils import get_mp_context
+from working import APPEND, work
 
 from chash_partition import ShardedDataset
-from chash_partition.parquet.log import name_of
-from chash_partition.parquet.store import Store
 
-PROCESSES = 8
-SPAN = 1_000_000  # rows that one process may number
-
-
-@pytest.fixture(scope="module")
-def server() -> Any:
-    """Forks processes that have everything imported."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["working"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        forkserver.ensure_running()
-    return context
-
-
-def at_work(server: Any, place: dict[str, Any], seconds: float, report: Path) -> None:
-    """Let them work; then check what they say against what is there."""
-    write(table=rows(0, 0), **place)
-    jobs = ["append"] * 4 + ["compact"] * 2 + ["read", "vacuum"]
-    assert len(jobs) == PROCESSES
-    processes = [
-        server.Process(target=work, args=(job, i, place, seconds, str(report / str(i))))
-        for i, job in enumerate(jobs)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(seconds + 120)
-        assert process.exitcode == 0
-    appended = [int(n) for i in range(4) for n in (report / str(i)).read_text().split()]
-    assert len(appended) >= 4
-    assert int((report / "6").read_text()) >= 1
-    dataset = ShardedDataset(**place)
-    assert dataset.verify() == []
-    assert Counter(whole(dataset)["row"].to_pylist()) == Counter(
-        n for start in appended for n in range(start, start + 10)
-    )
-    dataset.vacuum(timedelta(0))
-    assert dataset.verify() == []
-
-
-@pytest.mark.parametrize("kind", ["local", "s3"])
-def test_processes_at_once(server: Any, kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    at_work(server, place_of(kind, request, tmp_path), 3, tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["local", "s3"])
-def test_processes_at_once_for_a_minute(
-    server: Any, kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    at_work(server, place_of(kind, request, tmp_path), 60, tmp_path)
+FEW = ["append", "append", "compact", "read", "vacuum"]
+MANY = ["append"] * 4 + ["compact"] * 2 + ["read", "vacuum"]
+HOUR = timedelta(hours=1)  # longer than any reader stays with a version
 
 
 def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
@@ -82,40 +27,46 @@ def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> dict[
     return {"path": name, "storage_options": request.getfixturevalue("s3")}
 
 
-def test_one_of_many_creates_a_file(place: dict[str, Any]) -> None:
-    """However many try at once."""
-    store = Store(str(place["path"]), place.get("storage_options") or {})
-    start = threading.Barrier(PROCESSES)
-    made: list[tuple[int, int]] = []
-
-    def try_it(me: int) -> None:
-        mine = Store(store.url, store.options)
-        for number in range(20):
-            start.wait(60)
-            if mine.create(name_of(number), f"{me}".encode() * 1000):
-                made.append((number, me))
-
-    threads = [threading.Thread(target=try_it, args=(me,)) for me in range(PROCESSES)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert sorted(number for number, _ in made) == list(range(20))
-    for number, me in made:
-        assert store.read(name_of(number)) == f"{me}".encode() * 1000
-    assert [name for name, _, _ in store.list("_chash")] == [name_of(number) for number in range(20)]
-
-
-def test_a_put_that_was_sent_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which the second finds the file of the first: it is committed, once."""
-    dataset = write(tmp_path, rows(0, 20))
-    create = Store.create
-
-    def twice(self: Store, name: str, content: Any) -> bool:
-        create(self, name, content)
-        return create(self, name, content)
-
-    monkeypatch.setattr(Store, "create", twice)
-    write(tmp_path, rows(20, 30), "append")
-    assert dataset.refresh().version == 1
-    assert_sound(dataset, rows(0, 30))
+@pytest.mark.parametrize(
+    ("kind", "jobs", "turns", "retain"),
+    [
+        ("local", MANY, 6, HOUR),
+        ("s3", FEW, 2, HOUR),
+        pytest.param("local", MANY, 40, HOUR, marks=pytest.mark.thorough),
+        pytest.param("s3", MANY, 10, HOUR, marks=pytest.mark.thorough),
+        # About a minute, in which files become old enough to be removed.
+        pytest.param("local", MANY, 800, timedelta(seconds=20), marks=pytest.mark.long),
+        pytest.param("s3", MANY, 200, timedelta(seconds=20), marks=pytest.mark.long),
+    ],
+    ids=lambda value: str(value) if isinstance(value, (str, int)) else "",
+)
+def test_processes_at_once(
+    kind: str, jobs: list[str], turns: int, retain: timedelta, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    place = place_of(kind, request, tmp_path)
+    write(table=rows(0, 0), **place)
+    context = get_mp_context()
+    end = context.Event()
+    reports = [tmp_path / f"report-{i}" for i in range(len(jobs))]
+    processes = [
+        context.Process(target=work, args=(job, i, place, turns, retain, end, str(reports[i])))
+        for i, job in enumerate(jobs)
+    ]
+    for process in processes:
+        process.start()
+    for job, process in zip(jobs, processes, strict=True):
+        if job != "append":
+            end.set()  # all have appended
+        process.join()
+        assert process.exitcode == 0
+    writers = [report for job, report in zip(jobs, reports, strict=True) if job == "append"]
+    appended = [int(n) for report in writers for n in report.read_text().split()]
+    assert len(appended) == len(writers) * turns
+    assert int(reports[jobs.index("read")].read_text()) >= 1
+    dataset = ShardedDataset(**place)
+    assert dataset.verify() == []
+    assert Counter(whole(dataset)["row"].to_pylist()) == Counter(
+        n for start in appended for n in range(start, start + APPEND)
+    )
+    dataset.vacuum(timedelta(0))
+    assert dataset.verify() == []

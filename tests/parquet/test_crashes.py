@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import shutil
 import signal
-import sys
 from datetime import timedelta
-from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from crashing import OPERATIONS, perform, prepare, roots_of, run
 from datasets import assert_sound, bare, counted, rows, whole
+from distributed.utils import get_mp_context
+from tiers import thorough
 
 from chash_partition import ShardedDataset
+
+pytestmark = pytest.mark.xdist_group("crashes")  # forked from a process that imports for some seconds
 
 BEFORE = pa.concat_tables([rows(0, 40), rows(40, 60)])
 AFTER = {
@@ -28,22 +27,11 @@ AFTER = {
 STORAGE = ("", "objects://")
 
 
-@pytest.fixture(scope="module")
-def server() -> Any:
-    """Forks processes that have everything imported."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["crashing"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server does not get it otherwise
-        forkserver.ensure_running()
-    return context
-
-
-def killed(server: Any, operation: str, path: str, fatal: int, report: Path) -> int | None:
+def killed(operation: str, path: str, fatal: int, report: Path) -> int | None:
     """Kill it at that point; or, beyond the last, None."""
-    process = server.Process(target=run, args=(operation, path, fatal, str(report)))
+    process = get_mp_context().Process(target=run, args=(operation, path, fatal, str(report)))
     process.start()
-    process.join(60)
+    process.join()
     assert process.exitcode in (0, -signal.SIGKILL)
     return None if process.exitcode == 0 else fatal
 
@@ -52,7 +40,7 @@ def opened(operation: str, path: str) -> ShardedDataset:
     return ShardedDataset(path, roots=roots_of(path) if operation == "rebalance" else None)
 
 
-def check(server: Any, folder: Path, storage: str, operation: str, fatal: int) -> bool:
+def check(folder: Path, storage: str, operation: str, fatal: int) -> bool:
     """Whether there was as much to do; and that all is well after it was killed there."""
     template = folder / f"{storage.strip(':/')}-{operation}"
     if not template.exists():
@@ -64,7 +52,7 @@ def check(server: Any, folder: Path, storage: str, operation: str, fatal: int) -
     path = f"{storage}{here / 'x'}"
     before = opened(operation, path)
     rows_before, rows_after = counted(whole(before)), counted(AFTER.get(operation, BEFORE))
-    if killed(server, operation, path, fatal, folder / "report") is None:
+    if killed(operation, path, fatal, folder / "report") is None:
         return False
     reader = opened(operation, path)
     assert reader.version in (before.version, before.version + 1)
@@ -92,40 +80,43 @@ def assert_clean(folder: Path, dataset: ShardedDataset) -> None:
     assert not [file for file in folder.rglob("*") if ".tmp-" in file.name]
 
 
+@pytest.mark.parametrize("at", ["middle", *thorough("start", "end")])
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_killed_at_some_points(server: Any, tmp_path: Path, storage: str, operation: str) -> None:
-    total = run_to_the_end(server, tmp_path, storage, operation)
-    for fatal in sorted({1, total // 2, total} - {0}):
-        assert check(server, tmp_path, storage, operation, fatal)
+def test_a_killed_operation_is_done_or_not_and_leaves_nothing(
+    tmp_path: Path, storage: str, operation: str, at: str
+) -> None:
+    total = run_to_the_end(tmp_path, storage, operation)
+    fatal = {"start": 1, "middle": max(1, total // 2), "end": total}[at]
+    assert check(tmp_path, storage, operation, fatal)
 
 
-def run_to_the_end(server: Any, folder: Path, storage: str, operation: str) -> int:
+def run_to_the_end(folder: Path, storage: str, operation: str) -> int:
     """How much there is to do."""
     path = f"{storage}{folder / 'end' / 'x'}"
     (folder / "end").mkdir()
     prepare(operation, path)
-    assert killed(server, operation, path, -1, folder / "report") is None
+    assert killed(operation, path, -1, folder / "report") is None
     assert_sound(opened(operation, path), AFTER.get(operation, BEFORE))
     return int((folder / "report").read_text())
 
 
 @pytest.mark.long
-def test_killed_at_every_point(server: Any, tmp_path: Path) -> None:
+def test_killed_at_every_point(tmp_path: Path) -> None:
     points = 0
     for storage in STORAGE:
         for operation in OPERATIONS:
             fatal = 1
-            while check(server, tmp_path, storage, operation, fatal):
+            while check(tmp_path, storage, operation, fatal):
                 fatal += 1
                 points += 1
     assert points >= 300
 
 
-def test_a_first_write_that_was_killed(server: Any, tmp_path: Path) -> None:
+def test_a_first_write_that_was_killed(tmp_path: Path) -> None:
     for n, fatal in enumerate((1, 5, 9, 20, 23)):
         path = tmp_path / str(n)
-        assert killed(server, "create", str(path), fatal, tmp_path / "report") == fatal
+        assert killed("create", str(path), fatal, tmp_path / "report") == fatal
         if not list(path.glob("_chash/*.json")):
             perform("create", str(path))
         dataset = ShardedDataset(path)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask
 import dask.dataframe as dd
@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 from chash_partition import ShardedDataset, chash_repartition, read_parquet
 from chash_partition.parquet.filters import expression_of, is_null
@@ -89,33 +90,44 @@ def exactly(value: Any) -> Any:
     return value
 
 
+class Stored(NamedTuple):
+    table: pa.Table
+    exact: list[Any]  # its values, to be compared without rounding
+    datasets: list[Any]  # of one file, of a row group a row, of a file a row
+
+
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[pa.Table, list[Any]]]:
-    """For each type: its table, and datasets of one file and of a file a row."""
+def stored_columns(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stored]:
+    """A column of each type, in files that have statistics of all rows or of each."""
     found = {}
     for name, (kind, held, _) in COLUMNS.items():
         table = pa.table({"c": pa.array([*held, None], kind), "row": range(len(held) + 1)})
+        values = [None if one.as_py() is None else T(one.value) if "ns" in str(one.type) else one.as_py()
+                  for one in table["c"]]  # fmt: skip
         folder = tmp_path_factory.mktemp(name)
         pq.write_table(table, folder / "all.parquet")
+        pq.write_table(table, folder / "groups.parquet", row_group_size=1)
         each = [folder / f"{i}.parquet" for i in range(len(table))]
         for i, path in enumerate(each):
             pq.write_table(table.slice(i, 1), path)
-        found[name] = table, [pa.dataset.dataset(folder / "all.parquet"), pa.dataset.dataset(each)]
+        datasets = [
+            pa.dataset.dataset(at) for at in (folder / "all.parquet", folder / "groups.parquet", each)
+        ]
+        found[name] = Stored(table, [exactly(value) for value in values], datasets)
     return found
 
 
-def check(table: pa.Table, datasets: list[Any], clause: Any, passes: Callable[[Any], bool]) -> None:
-    expression, _ = expression_of([clause], table.schema)
-    values = [None if one.as_py() is None else T(one.value) if "ns" in str(one.type) else one.as_py()
-              for one in table["c"]]  # fmt: skip
-    expected = [i for i, value in enumerate(values) if passes(exactly(value))]
-    assert table.filter(expression)["row"].to_pylist() == expected, clause
+def check(stored: Stored, datasets: list[Any], clause: Any, passes: Callable[[Any], bool]) -> None:
+    expression, _ = expression_of([clause], stored.table.schema)
+    expected = [i for i, value in enumerate(stored.exact) if passes(value)]
+    assert stored.table.filter(expression)["row"].to_pylist() == expected, clause
     for dataset in datasets:
         assert sorted(dataset.to_table(filter=expression)["row"].to_pylist()) == expected, clause
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_comparisons(files: Any, name: str) -> None:
+def test_comparisons(stored_columns: dict[str, Stored], name: str) -> None:
+    column = stored_columns[name]
     for value in COLUMNS[name][2]:
         for operator, compare in COMPARED.items():
             asked = exactly(value)
@@ -123,17 +135,18 @@ def test_comparisons(files: Any, name: str) -> None:
             def passes(held: Any, asked: Any = asked, compare: Any = compare) -> bool:
                 return held is not None and asked is not None and compare(held, asked)
 
-            check(*files[name], ("c", operator, value), passes)
+            check(column, column.datasets[:2], ("c", operator, value), passes)
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-@settings(max_examples=40)
+@examples(0.2)
 @given(data=st.data())
-def test_lists(files: Any, name: str, data: st.DataObject) -> None:
+def test_lists(stored_columns: dict[str, Stored], name: str, data: st.DataObject) -> None:
+    column = stored_columns[name]
     values = data.draw(st.lists(st.sampled_from(COLUMNS[name][2]), max_size=4))
     asked = {exactly(value) for value in values}
-    check(*files[name], ("c", "in", values), lambda held: held in asked)
-    check(*files[name], ("c", "not in", values), lambda held: held not in asked)
+    check(column, column.datasets, ("c", "in", values), lambda held: held in asked)
+    check(column, column.datasets, ("c", "not in", values), lambda held: held not in asked)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ import re
 from datetime import timedelta
 from pathlib import Path
 
-import duckdb
-import polars
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
@@ -21,6 +19,9 @@ RECIPES = re.findall(
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe(tmp_path: Path, recipe: str) -> None:
+    import duckdb
+    import polars
+
     write(tmp_path, rows(0, 60))
     dataset = write(tmp_path, rows(60, 90), "append")
     dataset.compact()

@@ -208,26 +208,6 @@ def mutated(text: str, chance: random.Random) -> bytes:
     return json.dumps(fields).encode()
 
 
-def fuzz(text: str, cases: int, seed: int) -> None:
-    chance = random.Random(seed)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    accepted = 0
-    for _ in range(cases):
-        mutant = mutated(text, chance)
-        try:
-            version = Version.from_json(mutant)
-        except DatasetError:
-            continue
-        accepted += 1
-        for file in version.files:
-            assert file.path.startswith("data/")
-            assert ".." not in file.path
-            assert 0 <= file.shard < version.layout.npartitions
-        assert Version.from_json(version.to_json()) == version
-    assert accepted < cases
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kiB
-
-
 def manifest() -> str:
     files = tuple(
         FILE._replace(path=f"data/chash_shard={shard:05}/{name}.parquet")
@@ -247,14 +227,32 @@ def manifest() -> str:
     return replace(VERSION, schema=schema, files=files).to_json()
 
 
-def test_fuzzed_versions() -> None:
-    fuzz(manifest(), 4_000, 0)
-
-
-@pytest.mark.long
-def test_fuzzed_versions_many() -> None:
-    for seed in range(1, 21):
-        fuzz(manifest(), 6_000, seed)
+@pytest.mark.parametrize(
+    ("cases", "seed"),
+    [
+        (1_000, 0),
+        pytest.param(4_000, 0, marks=pytest.mark.thorough),
+        *(pytest.param(6_000, seed, marks=pytest.mark.long) for seed in range(1, 21)),
+    ],
+)
+def test_fuzzed_versions_are_sound_or_refused(cases: int, seed: int) -> None:
+    chance, text = random.Random(seed), manifest()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    accepted = 0
+    for _ in range(cases):
+        mutant = mutated(text, chance)
+        try:
+            version = Version.from_json(mutant)
+        except DatasetError:
+            continue
+        accepted += 1
+        for file in version.files:
+            assert file.path.startswith("data/")
+            assert ".." not in file.path
+            assert 0 <= file.shard < version.layout.npartitions
+        assert Version.from_json(version.to_json()) == version
+    assert accepted < cases
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kiB
 
 
 def test_fuzzed_datasets_are_read_or_refused(tmp_path: Path) -> None:

@@ -1,34 +1,29 @@
-"""What processes do to one dataset at once, until their time is over."""
+"""What processes do to one dataset at once."""
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 
-import pyarrow as pa
 from datasets import rows, whole, write
 
-from chash_partition import ShardedDataset, hash_keys
+from chash_partition import ShardedDataset
 from chash_partition.parquet.version import ConflictError
-
-hash_keys(pa.array([1]))  # compiled once, before processes are forked
 
 SPAN = 1_000_000  # rows that one process may number
 APPEND = 10  # rows at a time
-RETAIN = timedelta(seconds=20)  # longer than a reader stays with a version
 
 
-def work(job: str, me: int, place: dict[str, Any], seconds: float, report: str) -> None:
-    """Do one job again and again, and write down what was done."""
-    end = time.monotonic() + seconds
+def work(
+    job: str, me: int, place: dict[str, Any], turns: int, retain: timedelta, end: Event, report: str
+) -> None:
+    """Append so many times, or do another job again and again until the end; and write down what was done."""
     done: list[int] = []
-    for turn in itertools.count():
-        if time.monotonic() > end:
-            break
+    for turn in range(turns) if job == "append" else itertools.count():
         if job == "append":
             start = me * SPAN + turn * APPEND
             write(table=rows(start, start + APPEND), mode="append", **place)
@@ -39,10 +34,12 @@ def work(job: str, me: int, place: dict[str, Any], seconds: float, report: str) 
             except ConflictError:
                 done.append(turn)
         elif job == "vacuum":
-            ShardedDataset(**place).vacuum(RETAIN)
+            ShardedDataset(**place).vacuum(retain)
         else:
             look(ShardedDataset(**place))
             done.append(turn)
+        if end.is_set():
+            break
     Path(report).write_text(" ".join(map(str, done)) if job == "append" else str(len(done)))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from chash_partition import Layout, ShardedDataset
 from chash_partition.parquet.home import Home
@@ -16,6 +17,9 @@ from chash_partition.parquet.tables import How
 from chash_partition.parquet.writing import write_table
 
 LAYOUT = Layout.create("k", 8, ["a", "b"])
+
+# For a test that `make test` is to run on S3 too.
+each_storage = pytest.mark.parametrize("place", ["local", "memory", "s3"], indirect=True)
 
 
 def rows(start: int, stop: int) -> pa.Table:

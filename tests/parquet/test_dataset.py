@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -12,11 +14,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from datasets import LAYOUT, assert_sound, bare, counted, rows, whole, write
+from datasets import LAYOUT, assert_sound, bare, counted, each_storage, rows, whole, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tiers import examples
 
 from chash_partition import Layout, ShardedDataset, plan_rebalance
 from chash_partition.parquet.home import Home
@@ -48,6 +52,7 @@ def test_appended_rows_come_last(place: dict[str, Any]) -> None:
         assert numbers == sorted(numbers)
 
 
+@each_storage
 def test_each_operation_keeps_the_rows(place: dict[str, Any]) -> None:
     table = rows(0, 90)
     write(table=rows(0, 50), **place)
@@ -116,7 +121,7 @@ def test_an_empty_table_leaves_one_file_with_the_schema(place: dict[str, Any]) -
 # Modes and conflicts
 
 
-def test_modes(place: dict[str, Any]) -> None:
+def test_a_mode_says_what_becomes_of_the_rows_that_are_there(place: dict[str, Any]) -> None:
     with pytest.raises(DatasetError, match="no dataset at"):
         ShardedDataset(**place)
     write(table=rows(0, 9), mode="append", **place)
@@ -196,6 +201,7 @@ def test_rewrites_at_once_fail_and_leave_nothing(tmp_path: Path, monkeypatch: py
         )
 
 
+@each_storage
 def test_datasets_made_at_once(place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConflictError, match="mode='overwrite'"):
         at_once(
@@ -419,7 +425,7 @@ def test_watch_follows_versions(place: dict[str, Any]) -> None:
 # Evolution
 
 
-def test_columns_are_added(place: dict[str, Any]) -> None:
+def test_appended_rows_may_have_more_columns(place: dict[str, Any]) -> None:
     write(table=rows(0, 20), **place)
     more = rows(20, 40).append_column("extra", pa.array(range(20), pa.int64()))
     dataset = write(table=more, mode="append", **place)
@@ -435,7 +441,7 @@ def test_columns_are_added(place: dict[str, Any]) -> None:
         assert counted(bare(place["path"])) == counted(expected)
 
 
-def test_a_type_that_does_not_fit(place: dict[str, Any]) -> None:
+def test_a_type_that_does_not_fit_is_refused(place: dict[str, Any]) -> None:
     dataset = write(table=rows(0, 20), **place)
     for kind in (pa.string(), pa.float64()):
         table = rows(20, 40)
@@ -457,8 +463,6 @@ def test_the_name_of_shards_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_compact_keeps_how_files_were_written(tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
     how: dict[str, Any] = {"compression": "zstd", "row_group_size": 4, "sorting": ("text",)}
     write(tmp_path, rows(0, 100), **how)
     dataset = write(tmp_path, rows(100, 200), "append", **how)
@@ -495,8 +499,6 @@ def test_verify_finds_damage(tmp_path: Path) -> None:
 
 
 def test_verify_finds_rows_in_the_wrong_shard(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     dataset = write(tmp_path, rows(0, 100))
     now = dataset._now
     file = now.files[-1]
@@ -533,8 +535,6 @@ class Operations(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        import uuid
-
         self.path = f"memory://machine-{uuid.uuid4().hex}"
         self.start = 0
         self.dataset = write(self.path, rows(0, 0))
@@ -580,10 +580,10 @@ class Operations(RuleBasedStateMachine):
 
 
 TestOperations = Operations.TestCase
-TestOperations.settings = settings(max_examples=15, stateful_step_count=12, deadline=None)
+TestOperations.settings = settings(examples(0.2), stateful_step_count=12)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(0.25)
 @given(
     keys=st.lists(
         st.tuples(st.sampled_from(["a", "b", None, "ü"]), st.integers(0, 3)), min_size=1, max_size=30
@@ -592,8 +592,6 @@ TestOperations.settings = settings(max_examples=15, stateful_step_count=12, dead
     size=st.sampled_from([None, 1, 5]),
 )
 def test_lookup_of_any_key(keys: list[tuple[str | None, int]], p: int, size: int | None) -> None:
-    import uuid
-
     table = pa.table(
         {
             "a": pa.array([a for a, _ in keys], pa.string()),

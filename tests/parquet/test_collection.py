@@ -18,11 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 from dask.callbacks import Callback
 from dask.utils import key_split
-from datasets import assert_sound, write
+from datasets import assert_sound, each_storage, write
 from distributed import Client
 from frames import assert_placed, assert_same_rows, blocks_of, sample, shuffles, split
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples, thorough
 
 from chash_partition import Layout, ShardedDataset, chash_repartition, read_parquet
 from chash_partition.parquet import collection
@@ -52,6 +53,7 @@ def test_a_frame_comes_back_placed(local: None, tmp_path: Path) -> None:
         assert_same_rows(back.partitions[partition].compute(), df.partitions[partition].compute())
 
 
+@each_storage
 def test_each_kind_of_storage(local: None, place: dict[str, Any]) -> None:
     placed().chash.to_parquet(**place)
     placed(sample(seed=1).assign(text="x")).chash.to_parquet(**place, mode="append")
@@ -184,7 +186,7 @@ def test_what_was_read_is_a_value(local: None, tmp_path: Path) -> None:
 # Writing
 
 
-def test_modes(local: None, tmp_path: Path) -> None:
+def test_a_mode_says_what_becomes_of_the_rows_that_are_there(local: None, tmp_path: Path) -> None:
     path = tmp_path / "x"
     placed().chash.to_parquet(path, mode="append")
     with pytest.raises(DatasetError, match="mode='append' or 'overwrite'"):
@@ -276,7 +278,7 @@ def test_how_files_are_written(local: None, tmp_path: Path, compression: str | N
     assert_same_rows(read_parquet(tmp_path / "x").compute(), FRAME)
 
 
-@pytest.mark.parametrize("npartitions", [1, 3, 4096])
+@pytest.mark.parametrize("npartitions", [1, 3, *thorough(4096)])
 def test_any_number_of_partitions(local: None, npartitions: int) -> None:
     path = f"memory://p-{npartitions}"
     placed(npartitions=npartitions).chash.to_parquet(path)
@@ -323,7 +325,7 @@ def test_a_failing_block_commits_nothing(local: None, tmp_path: Path) -> None:
     assert_same_rows(read_parquet(tmp_path / "x").compute(), FRAME)
 
 
-def test_columns_are_added(local: None, tmp_path: Path) -> None:
+def test_appended_frames_may_have_more_and_fewer_columns(local: None, tmp_path: Path) -> None:
     path = tmp_path / "x"
     placed().chash.to_parquet(path)
     more = sample(seed=1).assign(text="x", extra=1, flag=True, when=pd.Timestamp("2020"))
@@ -414,7 +416,7 @@ def holds(filters: list[Any]) -> pd.Series:
     return out
 
 
-@settings(max_examples=60, deadline=None)
+@examples(0.3)
 @given(
     filters=st.lists(clauses, min_size=1, max_size=3)
     | st.lists(st.lists(clauses, min_size=1, max_size=2), min_size=1, max_size=3)

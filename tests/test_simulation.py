@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 from chash_partition import Layout, hash_keys, plan_rebalance, simulate
 from chash_partition.properties import balance, counts
@@ -66,7 +67,7 @@ def histories(draw):
     return nodes, trace
 
 
-@settings(max_examples=30, deadline=None)
+@examples(0.25)
 @given(histories())
 def test_no_key_moves_between_nodes_that_nothing_happened_to(history):
     nodes, trace = history
@@ -209,7 +210,6 @@ def test_the_last_bucket_takes_the_number_of_the_one_that_left():
     assert _numbered(("a", "b", "c", "d"), dict.fromkeys("bc", 1)) == ("c", "b")
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["a", "b", "c", "W", ""]), st.sampled_from([1, 2, 0.5]), min_size=1))
 def test_rendezvous_is_the_highest_score(nodes):
     hashes = hash_keys(np.arange(200))
