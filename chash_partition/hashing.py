@@ -579,6 +579,8 @@ def _first_valid(values: Any) -> int | None:
         values = values.codes
         valid = np.asarray(values.is_valid() if isinstance(values, pa.Array) else values >= 0)
     elif isinstance(values, (pa.Array, pa.ChunkedArray)):
+        if pa.types.is_run_end_encoded(values.type):  # pyarrow before 26 calls none of its nulls null
+            return next((row for row, value in enumerate(values) if value.as_py() is not None), None)
         valid = np.asarray(values.is_valid())
     elif isinstance(values, np.ndarray) and values.dtype.kind == "V":
         valid = np.ones(len(values), bool)

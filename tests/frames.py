@@ -73,10 +73,15 @@ def _counts(frame: pd.DataFrame | pd.Series, index: bool, form: Any) -> Counter[
 
 
 def assert_same_rows(got: Any, expected: Any, index: bool = False) -> None:
-    """The same columns and multiset of rows, in any order and of any dtype."""
-    got, expected = _framed(got), _framed(expected)
-    assert list(got.columns) == list(expected.columns)
-    ours, theirs = row_counts(got, index), row_counts(expected, index)
+    """The same columns and multiset of rows, in any order and of any dtype. `got` may be a list of blocks."""
+    blocks, expected = (
+        [_framed(block) for block in (got if isinstance(got, list) else [got])],
+        _framed(expected),
+    )
+    for block in blocks:
+        assert list(block.columns) == list(expected.columns)
+    ours = sum((row_counts(block, index) for block in blocks), Counter())
+    theirs = row_counts(expected, index)
     assert ours == theirs, (
         f"too many: {(ours - theirs).most_common(5)}, missing: {(theirs - ours).most_common(5)}"
     )

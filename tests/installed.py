@@ -119,7 +119,7 @@ def main() -> None:
             try:
                 try_on(python, environment, folder, source, wheel, pip)
             except subprocess.CalledProcessError as error:
-                print(error)
+                print(error, flush=True)
                 failed.append(version)
             shutil.rmtree(environment, ignore_errors=True)
             print(f"Python {version}: {time.perf_counter() - start:.0f} s", flush=True)

@@ -381,7 +381,7 @@ def test_a_worker_dies_for_good(mortal):
         assert_right(df, pdf)
         with pytest.warns(UserWarning, match="gives partitions to extra"):
             again = placed(pdf, layout=layout).chash.persist()
-        assert_right(again, pdf)
+        wait(again, TIMEOUT)
         with pytest.raises(ValueError, match="extra"):
             df.chash.rebalance(df.chash.plan(["0", "1", "extra"]), progress=False)
         df.chash.rebalance(progress=False)
