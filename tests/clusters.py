@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from typing import Any
 from uuid import uuid4
@@ -43,6 +43,23 @@ SETTINGS = {
     # LocalCluster closes the nanny of a name that is away 15 s after it was away before.
     "distributed.deploy.lost-worker-timeout": "1h",
 }
+
+
+_running: dict[str, Any] = {}
+_ends = ExitStack()
+
+
+def shared(name: str, start: Callable[[], AbstractContextManager[Any]]) -> Any:
+    """What the tests of one group share, such as a cluster: started by the first of them."""
+    if name not in _running:
+        _running[name] = _ends.enter_context(start())
+    return _running[name]
+
+
+def end_shared() -> None:
+    """An idle cluster takes a part of a core, so each ends with the last test of its group."""
+    _running.clear()
+    _ends.close()
 
 
 def local_cluster(n: int, memory_limit: str | int = 0, **options: Any) -> LocalCluster:
@@ -141,11 +158,15 @@ def counted(client: Client) -> Iterator[Counter[object]]:
 
 
 def until(condition: Callable[[], object], timeout: float = TIMEOUT) -> None:
-    """Wait for something of which Dask tells nobody when it happens."""
-    end = time.monotonic() + timeout
+    """Wait for something of which Dask tells nobody when it happens.
+
+    Most conditions ask the scheduler, which has work to do meanwhile: they are asked ever less often.
+    """
+    end, pause = time.monotonic() + timeout, 0.01
     while not condition():
         assert time.monotonic() < end, "it did not happen"
-        threading.Event().wait(0.02)
+        threading.Event().wait(pause)
+        pause = min(1.3 * pause, 0.2)
 
 
 def settled(follows: AutobalanceHandle, *names: str, n: int = 0, frames: Iterable[dd.DataFrame] = ()) -> None:

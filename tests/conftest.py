@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import dask.config
 import pytest
-from clusters import local_cluster
+from clusters import end_shared, local_cluster, shared
 from distributed import Client, LocalCluster
 from distributed.utils import get_mp_context
 from hypothesis import HealthCheck, settings
-from tiers import thorough
+from tiers import QUICK, thorough
 
 WORKERS = 4
 HERE = Path(__file__).parent
@@ -40,7 +40,7 @@ dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
 get_mp_context().set_forkserver_preload(["forked"])
 
 # The Makefile names the profile of each target.
-for name, examples in {"quick": 20, "thorough": 200, "long": 3000}.items():
+for name, examples in {"quick": QUICK, "thorough": 200, "long": 3000}.items():
     settings.register_profile(
         name, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None
     )
@@ -49,6 +49,12 @@ settings.load_profile("quick")
 # Fixtures that start processes. Tests of one that outlives a test run in one process, one after another.
 SHARED = ("mortals", "five", "mortal_cluster", "cluster", "s3")
 CLUSTERS = (*SHARED[:-1], "new_cluster", "processes")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for doctests in the package alone: reading the tests for some takes 2 s in each process."""
+    return [found for found in (yield) if type(found) is pytest.Module]
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest selects by marks in this hook
@@ -68,11 +74,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("clusters") is None)
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[LocalCluster]:
+@pytest.hookimpl(trylast=True)  # the fixtures of the test have ended
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or group_of(nextitem) != group_of(item):
+        end_shared()
+
+
+def group_of(item: pytest.Item) -> str | None:
+    mark = item.get_closest_marker("xdist_group")
+    return mark.args[0] if mark else None
+
+
+@pytest.fixture
+def cluster() -> LocalCluster:
     """Four worker processes, for every test that does not change the workers."""
-    with local_cluster(WORKERS) as cluster:
-        yield cluster
+    return shared("cluster", lambda: local_cluster(WORKERS))
 
 
 @pytest.fixture
@@ -104,9 +120,8 @@ def local() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def s3() -> Iterator[dict[str, Any]]:
-    """storage_options of an S3 server with a bucket named bucket."""
+@contextmanager
+def s3_server() -> Iterator[dict[str, Any]]:
     import boto3
     from moto.server import ThreadedMotoServer
 
@@ -120,6 +135,12 @@ def s3() -> Iterator[dict[str, Any]]:
     ).create_bucket(Bucket="bucket")
     yield {"key": "key", "secret": "secret", "client_kwargs": {"endpoint_url": url, "region_name": region}}
     server.stop()
+
+
+@pytest.fixture
+def s3() -> dict[str, Any]:
+    """storage_options of an S3 server with a bucket named bucket."""
+    return shared("s3", s3_server)
 
 
 @pytest.fixture(params=["local", "memory", *thorough("s3")])

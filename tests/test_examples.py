@@ -70,6 +70,7 @@ def test_elastic_scaling(printed_by):
     assert sorted(held[2]) == [21, 21, 22]
 
 
+@pytest.mark.thorough
 def test_virtual_nodes(printed_by, tmp_path):
     picture = tmp_path / "drawn.svg"
     printed = printed_by("virtual_nodes.py", "--keys", 2000, "--nodes", 2, "--svg", picture)

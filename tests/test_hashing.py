@@ -532,6 +532,7 @@ def nullable(values: st.SearchStrategy[Any], sizes: int = 12) -> st.SearchStrate
 
 @example(values=[], seed=0)
 @example(values=[None, None], seed=0)
+@examples(quick=5)
 @given(
     values=st.sampled_from([name for name in FAMILIES if name != "anything"]).flatmap(
         lambda family: nullable(FAMILIES[family])
@@ -545,6 +546,7 @@ def test_every_representation_agrees(values: list[Any], seed: int) -> None:
 @example(kind="timestamp", unit=1, counts=[], seed=0)
 @example(kind="timestamp", unit=1000, counts=[-(2**63) + 1, 2**63 - 1, None], seed=0)
 @example(kind="duration", unit=1, counts=[-(2**63) + 1, 2**63 - 1, None], seed=0)
+@examples(quick=5)
 @given(
     kind=st.sampled_from(["timestamp", "duration", "time"]),
     unit=st.sampled_from(sorted(NUMPY_UNITS.values())),

@@ -14,6 +14,8 @@ import pytest
 from allpairspy import AllPairs
 from hypothesis import settings
 
+QUICK = 20  # examples of a property test in `make test`
+
 
 def thorough(*cases: Any) -> list[Any]:
     """Cases of a parametrized test that `make test-all` runs."""
@@ -54,6 +56,9 @@ def _product(
     return pytest.mark.parametrize(list(values), cases, indirect=indirect)
 
 
-def examples(share: float) -> settings:
-    """As many examples as this share of what a property test has in each target."""
-    return settings(max_examples=max(1, round(settings.default.max_examples * share)))
+def examples(share: float = 1, quick: int | None = None) -> settings:
+    """As many examples as this share of what the target gives a property test; in `make test` so many."""
+    usual = settings.default.max_examples
+    if quick is not None and usual == QUICK:
+        return settings(max_examples=quick)
+    return settings(max_examples=max(1, round(usual * share)))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import dask.config
 import pytest
-from clusters import MORTALS, SETTINGS, local_cluster, until, workers
+from clusters import MORTALS, SETTINGS, local_cluster, shared, until, workers
 from distributed import Client, LocalCluster
 
 
@@ -17,17 +17,10 @@ def settings() -> Iterator[None]:
         yield
 
 
-def started(n: int) -> Iterator[LocalCluster]:
-    with dask.config.set(SETTINGS):
-        cluster = local_cluster(n)
-    with cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="session")
-def five() -> Iterator[LocalCluster]:
+@pytest.fixture
+def five(settings: None) -> LocalCluster:
     """Five worker processes, for layouts on some of them: scaling that starts no process."""
-    yield from started(5)
+    return shared("five", lambda: local_cluster(5))
 
 
 @pytest.fixture
@@ -38,10 +31,10 @@ def client(five: LocalCluster) -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture(scope="session")
-def mortal_cluster() -> Iterator[LocalCluster]:
+@pytest.fixture
+def mortal_cluster(settings: None) -> LocalCluster:
     """Workers that may be killed: their nannies start them again."""
-    yield from started(MORTALS)
+    return shared("mortal_cluster", lambda: local_cluster(MORTALS))
 
 
 @pytest.fixture

@@ -34,7 +34,10 @@ def queries(df, mate, pdf, others):
 
 @pytest.mark.parametrize(
     ("npartitions", "start", "steps"),
-    [(20, 2, (4, 2, 3)), pytest.param(64, 4, (8, 3, 6), marks=pytest.mark.long)],
+    [
+        pytest.param(20, 2, (4, 2, 3), marks=pytest.mark.thorough),
+        pytest.param(64, 4, (8, 3, 6), marks=pytest.mark.long),
+    ],
 )
 def test_scaling_under_a_stream_of_group_bys_and_joins(new_cluster, npartitions, start, steps):
     pdf, others = rows(), rows(500)[["k"]].drop_duplicates()

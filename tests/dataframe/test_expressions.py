@@ -1132,7 +1132,8 @@ def test_whatever_dask_does_with_a_placed_frame_sees_all_rows(use: str, ready: C
 # On a cluster
 
 
-@pytest.mark.parametrize("state", ["lazy", *thorough("persisted")])
+@pytest.mark.thorough
+@pytest.mark.parametrize("state", ["lazy", "persisted"])
 def test_groupbys_and_merges_on_a_cluster_are_right(state: str, client: Client) -> None:
     placed = split(FRAME).pipe(chash_repartition, "k", npartitions=P)
     other = split(OTHER).pipe(chash_repartition, "k", layout=placed.chash.layout)

@@ -22,7 +22,7 @@ from hypothesis import Phase, given, note, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException
 from pandas.api.types import is_bool_dtype, is_integer_dtype, is_numeric_dtype
-from tiers import thorough
+from tiers import examples, thorough
 
 from chash_partition import Layout, chash_repartition
 from chash_partition._dask import Assign, AsType, Merge, Partitions, Round
@@ -776,7 +776,7 @@ of_other_types = pytest.mark.filterwarnings(
 )
 
 
-# `make test` has 2 runs of 20 pipelines, `make test-all` 5 of 200, `make test-long` 7 of 3,000.
+# `make test` has 2 runs of 10 pipelines, `make test-all` 5 of 200, `make test-long` 7 of 3,000.
 RUNS = [0, 1, *thorough(2, 3, 4), *(pytest.param(run, marks=pytest.mark.long) for run in (5, 6))]
 
 
@@ -787,6 +787,7 @@ RUNS = [0, 1, *thorough(2, 3, 4), *(pytest.param(run, marks=pytest.mark.long) fo
 def test_random_pipelines_give_what_pandas_gives(run: int) -> None:
     """The same each time, save in the long campaign."""
 
+    @examples(quick=10)
     @given(st.data())
     def pipelines(data: st.DataObject) -> None:
         check(data, 8)

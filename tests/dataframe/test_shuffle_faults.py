@@ -9,7 +9,7 @@ import random
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from itertools import count, product
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 import dask.config
 import pytest
-from clusters import dask_process, until, worker_process, workers
+from clusters import dask_process, local_cluster, shared, until, worker_process, workers
 from distributed import Client, LocalCluster, wait
 from distributed.shuffle._exceptions import P2POutOfDiskError
 from faults import (
@@ -38,7 +38,7 @@ from faults import (
     stop_cutting,
 )
 from frames import assert_same_rows, assert_unchanged
-from tiers import pairs, thorough
+from tiers import once, thorough
 
 from chash_partition import ShardedDataset, read_parquet
 from chash_partition.cluster import live
@@ -46,22 +46,19 @@ from chash_partition.cluster import live
 WORKERS = 3
 
 
-@pytest.fixture(scope="module", params=["memory", *thorough("disk")])
-def mortals(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[LocalCluster]:
-    """Workers that are started again when killed, with room for the shares in memory, or none."""
-    config = SETTINGS | (ON_DISK if request.param == "disk" else {})
-    with (
-        dask.config.set(config),
-        LocalCluster(
-            name=request.param,
-            n_workers=WORKERS,
-            threads_per_worker=1,
-            dashboard_address=":0",
-            memory_limit="4GiB",
-            local_directory=str(tmp_path_factory.mktemp("local")),
-        ) as cluster,
-    ):
+@contextmanager
+def mortal_workers(room: str, directory: Path) -> Iterator[LocalCluster]:
+    config = SETTINGS | (ON_DISK if room == "disk" else {})
+    options: dict[str, Any] = {"memory_limit": "4GiB", "local_directory": str(directory)}
+    with dask.config.set(config), local_cluster(WORKERS, name=room, **options) as cluster:
         yield cluster
+
+
+@pytest.fixture(params=["memory", *thorough("disk")])
+def mortals(request: pytest.FixtureRequest, tmp_path_factory: Any) -> LocalCluster:
+    """Workers that are started again when killed, with room for the shares in memory, or none."""
+    room: str = request.param
+    return shared(f"mortals {room}", lambda: mortal_workers(room, tmp_path_factory.mktemp("local")))
 
 
 @pytest.fixture
@@ -122,7 +119,7 @@ PHASES = ["transfer", "barrier", "unpack", "persisted"]
 
 
 @pytest.mark.parametrize("seeds", [[0], *thorough([4]), pytest.param(range(1, 21), marks=pytest.mark.long)])
-@pairs(
+@once(
     indirect=["mortals"],
     mortals=STORAGE,
     phase=PHASES,

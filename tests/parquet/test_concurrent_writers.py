@@ -31,7 +31,7 @@ def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> dict[
     ("kind", "jobs", "turns", "retain"),
     [
         ("local", MANY, 6, HOUR),
-        ("s3", FEW, 2, HOUR),
+        pytest.param("s3", FEW, 2, HOUR, marks=pytest.mark.thorough),
         pytest.param("local", MANY, 40, HOUR, marks=pytest.mark.thorough),
         pytest.param("s3", MANY, 10, HOUR, marks=pytest.mark.thorough),
         # About a minute, in which files become old enough to be removed.

@@ -20,7 +20,7 @@ from datasets import LAYOUT, assert_sound, bare, counted, each_storage, rows, wh
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tiers import examples
+from tiers import examples, thorough
 
 from chash_partition import Layout, ShardedDataset, plan_rebalance
 from chash_partition.parquet.home import Home
@@ -52,7 +52,7 @@ def test_appended_rows_come_last(place: dict[str, Any]) -> None:
         assert numbers == sorted(numbers)
 
 
-@each_storage
+@pytest.mark.parametrize("place", ["local", "memory", *thorough("s3")], indirect=True)
 def test_each_operation_keeps_the_rows(place: dict[str, Any]) -> None:
     table = rows(0, 90)
     write(table=rows(0, 50), **place)
