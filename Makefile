@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Processes of a test run: more than cores, as tests of clusters wait a lot.
-N ?= 3
+N ?= 4
 PYTEST := -m pytest -n $(N) --dist loadgroup --no-loadscope-reorder
 # The older end of what is tested; `make test` has the newest of everything.
 OLDEST := dask==2025.7.0 distributed==2025.7.0 'pandas==2.3.*'
@@ -10,7 +10,7 @@ OLDEST := dask==2025.7.0 distributed==2025.7.0 'pandas==2.3.*'
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-oldest test-wheel test-long lint bench docs clean
+.PHONY: help demo test test-all test-thorough test-oldest test-wheel test-long lint bench docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,10 +44,10 @@ demo: .venv/.examples  ## run the main job on real data, on a LocalCluster of it
 test: .venv/.test  ## run the tests: every behaviour once
 	$(BIN)/python $(PYTEST)
 
-test-all: .venv/.test  ## run what `make test` leaves out: more cases of each, other versions and Pythons
+test-all: test-thorough test-oldest test-wheel  ## run what `make test` leaves out
+
+test-thorough: .venv/.test  ## run more cases of each test than `make test` does
 	$(BIN)/python $(PYTEST) -m '(thorough or hypothesis) and not long' --hypothesis-profile=thorough --timeout 1200
-	$(MAKE) test-oldest
-	$(MAKE) test-wheel
 
 test-oldest: .venv-oldest/.test  ## run the tests of frames and clusters with the oldest Dask and pandas
 	.venv-oldest/bin/python $(PYTEST) tests/dataframe tests/cluster

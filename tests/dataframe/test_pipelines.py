@@ -823,7 +823,7 @@ MUTANTS: dict[str, dict[Any, Any]] = {
 }
 
 
-# These are found after fewer than 300 pipelines, the others may take thousands.
+# These are found within two minutes, the others may take thousands of pipelines.
 FOUND_SOON = ["a repartition", "a broadcast join", "a key rounded"]
 
 
