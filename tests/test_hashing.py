@@ -841,7 +841,7 @@ NO_HASH = [
     (pd.Categorical(pd.interval_range(0, 2)), r"dtype category\), row 0"),
     (np.zeros(2, "i4,i4"), r"dtype \[.*\]\), row 0"),
     (np.array([1, 2], "m8[M]"), r"dtype timedelta64\[M\]\), row 0: .*fixed length"),
-    (np.array([5], "m8"), r"row 0: .*fixed length"),
+    (np.array([5], "i8").view("m8"), r"row 0: .*fixed length"),
     (pd.Series([1, "a", [2], {}], name="o"), r"column 'o' \(dtype object\), row 2: .*list"),
     (pd.DataFrame({"a": [1, 2], "b": [None, {}]}), r"column 'b' \(dtype object\), row 1: .*dict"),
     (objects([None, (1, 2)]), r"row 1: .*tuple"),

@@ -107,7 +107,9 @@ def test_adaptive_scaling_under_a_stream_of_group_bys_and_joins(new_cluster):
             for frame in (df, mate):
                 assert_on_owners(client, frame)
             came = arrivals.look()
-            assert sum(came[key] for key in keys_of(df, mate)) <= 1.02 * 2 * follows.status().moves
+            # A join that runs while its worker retires fetches both halves.
+            needed = 2 * follows.status().moves
+            assert sum(came[key] for key in keys_of(df, mate)) <= needed + max(2, 0.02 * needed)
             # Nothing was computed again: what left, was handed over.
             assert "lost" not in [event["action"] for _, event in client.get_events("chash")]
         assert_right(df, pdf)
