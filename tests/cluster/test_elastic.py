@@ -90,7 +90,8 @@ def test_adaptive_scaling_under_a_stream_of_group_bys_and_joins(new_cluster):
     # Of workers without a memory limit adaptive scaling wants ever more.
     cluster = new_cluster(2, "4GiB")
     with dask.config.set(settings), Client(cluster) as client:
-        df = placed(pdf, nodes=None).chash.persist()
+        # So many that one transfer too many is less than 2 %.
+        df = placed(pdf, nodes=None, npartitions=64).chash.persist()
         mate = placed(others, layout=df.chash.layout).chash.persist()
         wait([df, mate])
         arrivals = Arrivals(client)
@@ -107,9 +108,7 @@ def test_adaptive_scaling_under_a_stream_of_group_bys_and_joins(new_cluster):
             for frame in (df, mate):
                 assert_on_owners(client, frame)
             came = arrivals.look()
-            # A join that runs while its worker retires fetches both halves.
-            needed = 2 * follows.status().moves
-            assert sum(came[key] for key in keys_of(df, mate)) <= needed + max(2, 0.02 * needed)
+            assert sum(came[key] for key in keys_of(df, mate)) <= 1.02 * 2 * follows.status().moves
             # Nothing was computed again: what left, was handed over.
             assert "lost" not in [event["action"] for _, event in client.get_events("chash")]
         assert_right(df, pdf)
