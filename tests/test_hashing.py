@@ -669,7 +669,7 @@ def test_nulls_hash_to_zero_whatever_the_seed() -> None:
         np.float32("nan"),
         pd.NA,
         pd.NaT,
-        np.datetime64("NaT"),
+        np.datetime64("NaT", "s"),
         np.timedelta64("NaT", "s"),
     ]
     nulls += [
