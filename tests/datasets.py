@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +75,18 @@ def assert_sound(dataset: ShardedDataset, expected: pa.Table) -> None:
     """The dataset has exactly these rows, and nothing wrong."""
     assert dataset.verify() == []
     assert counted(whole(dataset)) == counted(expected)
+
+
+def at_once(monkeypatch: pytest.MonkeyPatch, first: Callable[[], Any], then: Callable[[], Any]) -> Any:
+    """`first` happens right before `then` commits."""
+    commit = Home.commit
+    done: list[Any] = []
+
+    def late(self: Home, *args: Any) -> Any:
+        if not done:
+            done.append(None)
+            done.append(first())
+        return commit(self, *args)
+
+    monkeypatch.setattr(Home, "commit", late)
+    return then()

@@ -31,6 +31,13 @@ def some(cases: Iterable[Any], quick: Iterable[Any]) -> list[Any]:
     return [case if case in quick else pytest.param(case, marks=pytest.mark.thorough) for case in cases]
 
 
+def together(argument: str, names: Iterable[str]) -> pytest.MarkDecorator:
+    """Parametrize by a list of names: all of them in `make test`, each alone in `make test-all`."""
+    names = list(names)
+    alone = (pytest.param([name], id=name, marks=pytest.mark.thorough) for name in names)
+    return pytest.mark.parametrize(argument, [pytest.param(names, id="all"), *alone])
+
+
 def pairs(indirect: Sequence[str] = (), **axes: Iterable[Any]) -> pytest.MarkDecorator:
     """Parametrize by the product of the axes, of which `make test` runs so many that each two values meet."""
     values = {name: list(axis) for name, axis in axes.items()}

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import dask.config
 import pytest
-from clusters import MORTALS, SETTINGS, local_cluster, shared, until, workers
+from clusters import MORTALS, SETTINGS, TIMEOUT, local_cluster, shared, until, workers
 from distributed import Client, LocalCluster
+
+from chash_partition.cluster import autobalance
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +45,11 @@ def mortal(mortal_cluster: LocalCluster) -> Iterator[Client]:
     with Client(mortal_cluster) as client:
         until(lambda: len(workers(client)) == MORTALS)
         yield client
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The workers settle soon, and a plan counts as quick though the machine is slow."""
+    monkeypatch.setattr(autobalance, "BLOCKING", TIMEOUT)
+    with dask.config.set({"chash-partition.autobalance.settle": "200ms"}):
+        yield

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.request import urlopen
 
 import dask.config
 import dask.dataframe as dd
@@ -16,7 +14,6 @@ import pytest
 import yaml
 from clusters import (
     FOUR,
-    TIMEOUT,
     assert_on_owners,
     assert_right,
     being_moved,
@@ -43,28 +40,8 @@ from frames import assert_same_rows
 from tiers import thorough
 
 import chash_partition
-from chash_partition.cluster import autobalance
 
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The workers settle soon, and a plan counts as quick though the machine is slow."""
-    monkeypatch.setattr(autobalance, "BLOCKING", TIMEOUT)
-    with dask.config.set({"chash-partition.autobalance.settle": "200ms"}):
-        yield
-
-
-def restrictions(client: Client, *frames: dd.DataFrame) -> dict[object, object]:
-    """Where the tasks of the partitions may run."""
-    keys = keys_of(*frames)
-
-    def look(dask_scheduler):
-        tasks = {key: dask_scheduler.tasks[key] for key in keys}
-        return {
-            key: (sorted(ts.worker_restrictions or ()), ts.loose_restrictions) for key, ts in tasks.items()
-        }
-
-    return client.run_on_scheduler(look)
+pytestmark = pytest.mark.usefixtures("soon")
 
 
 def test_partitions_follow_workers_that_come_retire_and_are_scaled_down(new_cluster):
@@ -189,39 +166,6 @@ def test_the_memory_manager_runs_meanwhile_where_config_stops_it(new_cluster):
             settled(follows, "0", "2")
             assert_on_owners(client, df)
         until(lambda: management(client) == around)
-
-
-def test_stopping_leaves_nothing_behind(client):
-    df = placed(rows(400)).chash.persist()
-    wait(df)
-    around, restricted = management(client), restrictions(client, df)
-    follows = df.chash.autobalance(replicas=2)
-    settled(follows)
-    assert management(client) != around
-    follows.stop()
-    until(lambda: management(client) == around)
-    assert restrictions(client, df) == restricted
-    assert follows.status().state == "ended"
-    follows.stop()
-    # A second copy is no longer protected.
-    until(lambda: all(len(held) == 1 for held in holders(client, df)))
-    with pytest.raises(RuntimeError, match="it has ended"):
-        follows.resume()
-
-
-def test_a_paused_layout_goes_on_when_it_is_resumed(client):
-    df = placed(rows(400)).chash.persist()
-    wait(df)
-    follows = df.chash.autobalance(dict.fromkeys(FOUR, 1) | {"4": 2})
-    settled(follows)
-    assert df.chash.layout.counts()["4"] in (6, 7)
-    follows.pause()
-    until(lambda: follows.status().state == "paused")
-    assert df.chash.autobalance()._layout_id == follows._layout_id
-    follows.resume()
-    settled(follows)
-    follows.stop()
-    assert_on_owners(client, df)
 
 
 def test_it_ends_with_the_last_frame(client):
@@ -505,28 +449,6 @@ def test_a_client_that_is_killed_leaves_nothing_behind(client):
     with mine.chash.autobalance() as follows:
         settled(follows)
         assert_on_owners(client, mine)
-
-
-def test_counters_on_the_schedulers_metrics_endpoint(new_cluster):
-    with Client(new_cluster(2)) as client:
-        df = placed(rows(400), nodes=["0"], npartitions=8).chash.persist()
-        wait(df)
-        url = client.dashboard_link.replace("/status", "/metrics")
-
-        def metrics() -> dict[str, float]:
-            text = urlopen(url, timeout=TIMEOUT).read().decode()
-            lines = [line for line in text.splitlines() if line.startswith("dask_chash")]
-            return {line.split("{")[0]: float(line.split()[-1]) for line in lines}
-
-        assert metrics() == {}
-        with df.chash.autobalance() as follows:
-            settled(follows)
-            found, status = metrics(), follows.status()
-            assert found["dask_chash_moves_total"] == status.moves == 4
-            assert found["dask_chash_moved_bytes_total"] == status.nbytes > 0
-            assert found["dask_chash_failures_total"] == found["dask_chash_out_of_place"] == 0
-            assert 0 < found["dask_chash_plan_seconds"] < 60
-        assert metrics() == {}
 
 
 def test_defaults_and_schema_of_the_configuration():

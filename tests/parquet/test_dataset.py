@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -14,16 +13,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from datasets import LAYOUT, assert_sound, bare, counted, each_storage, rows, whole, write
+from datasets import LAYOUT, assert_sound, at_once, bare, counted, rows, whole, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tiers import examples, thorough
 
 from chash_partition import Layout, ShardedDataset, plan_rebalance
-from chash_partition.parquet.home import Home
 from chash_partition.parquet.store import DatasetError
 from chash_partition.parquet.version import ConflictError
 
@@ -102,148 +99,6 @@ def test_an_older_reader_goes_on_until_vacuum(place: dict[str, Any]) -> None:
         whole(reader)
     assert reader.verify() != []
     assert_sound(reader.refresh(), rows(0, 90))
-
-
-def test_an_empty_table_leaves_one_file_with_the_schema(place: dict[str, Any]) -> None:
-    dataset = write(table=rows(0, 0), **place)
-    assert len(dataset.files()) == 1
-    assert_sound(dataset, rows(0, 0))
-    dataset.split(2)
-    assert len(dataset.files()) == 1
-    assert_sound(dataset, rows(0, 0))
-    assert_sound(write(table=rows(0, 0), mode="append", **place), rows(0, 0))
-    dataset = write(table=rows(0, 30), mode="append", **place)
-    assert_sound(dataset, rows(0, 30))
-    assert all(file.rows for file in dataset._now.files)
-    assert_sound(write(table=rows(0, 0), mode="append", **place), rows(0, 30))
-
-
-# Modes and conflicts
-
-
-def test_a_mode_says_what_becomes_of_the_rows_that_are_there(place: dict[str, Any]) -> None:
-    with pytest.raises(DatasetError, match="no dataset at"):
-        ShardedDataset(**place)
-    write(table=rows(0, 9), mode="append", **place)
-    with pytest.raises(DatasetError, match="mode='append' or 'overwrite'"):
-        write(table=rows(0, 9), **place)
-    with pytest.raises(DatasetError, match="mode must be one of"):
-        write(table=rows(0, 9), mode="add", **place)
-    dataset = write(table=rows(9, 20), mode="overwrite", layout=Layout.create("row", 3, ["z"]), **place)
-    assert (dataset.layout.on, dataset.layout.npartitions) == (("row",), 3)
-    assert_sound(dataset, rows(9, 20))
-
-
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "notes.txt").write_text("mine")
-    with pytest.raises(DatasetError, match=r"notes.txt is in the way"):
-        write(tmp_path, rows(0, 9))
-
-
-def at_once(monkeypatch: pytest.MonkeyPatch, first: Callable[[], Any], then: Callable[[], Any]) -> Any:
-    """`first` happens right before `then` commits."""
-    commit = Home.commit
-    done: list[Any] = []
-
-    def late(self: Home, *args: Any) -> Any:
-        if not done:
-            done.append(None)
-            done.append(first())
-        return commit(self, *args)
-
-    monkeypatch.setattr(Home, "commit", late)
-    return then()
-
-
-def test_appends_at_once_both_land(place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    write(table=rows(0, 20), **place)
-    append = [
-        lambda: write(table=rows(20, 40), mode="append", **place),
-        lambda: write(table=rows(40, 60), mode="append", **place),
-    ]
-    at_once(monkeypatch, *append)
-    assert_sound(ShardedDataset(**place), rows(0, 60))
-
-
-def test_an_append_lands_on_what_was_compacted(
-    place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(table=rows(0, 20), **place)
-    dataset = write(table=rows(20, 40), mode="append", **place)
-    at_once(monkeypatch, dataset.compact, lambda: write(table=rows(40, 60), mode="append", **place))
-    assert_sound(dataset.refresh(), rows(0, 60))
-    at_once(monkeypatch, lambda: write(table=rows(60, 80), mode="append", **place), dataset.compact)
-    assert_sound(dataset, rows(0, 80))
-
-
-def test_rewrites_at_once_fail_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place: dict[str, Any] = {"path": tmp_path}
-    write(table=rows(0, 20), **place)
-    write(table=rows(20, 40), mode="append", **place)
-    other = ShardedDataset(**place)
-    rewrites: list[Callable[[ShardedDataset], Any]] = [
-        lambda dataset: dataset.compact(),
-        lambda dataset: dataset.split(2),
-        lambda dataset: write(table=rows(0, 40), mode="overwrite", **place),
-    ]
-    for first in rewrites:
-        for then in rewrites:
-            write(table=rows(0, 20), mode="overwrite", **place)
-            write(table=rows(20, 40), mode="append", **place)
-            with pytest.raises(ConflictError, match="nothing was committed"), monkeypatch.context() as patch:
-                at_once(patch, partial(first, other), partial(then, ShardedDataset(**place)))
-            assert ShardedDataset(**place).version == other.refresh().version
-            assert_sound(other, rows(0, 40))
-    with pytest.raises(ConflictError, match="append again"):
-        at_once(
-            monkeypatch, lambda: other.split(2), lambda: write(table=rows(40, 60), mode="append", **place)
-        )
-
-
-@each_storage
-def test_datasets_made_at_once(place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConflictError, match="mode='overwrite'"):
-        at_once(
-            monkeypatch, lambda: write(table=rows(0, 9), **place), lambda: write(table=rows(9, 20), **place)
-        )
-    assert_sound(ShardedDataset(**place), rows(0, 9))
-
-
-def test_what_vacuum_removed_is_not_committed(place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = write(table=rows(0, 20), **place)
-    with pytest.raises(DatasetError, match="removed by vacuum"):
-        at_once(
-            monkeypatch,
-            lambda: dataset.vacuum(NOW),
-            lambda: write(table=rows(20, 40), mode="append", **place),
-        )
-    assert_sound(dataset.refresh(), rows(0, 20))
-
-
-def test_what_is_gone_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = write(tmp_path, rows(0, 20))
-    there = set(dataset.files())
-
-    def lose() -> None:
-        for file in set(map(str, tmp_path.glob("data/**/*.parquet"))) - there:
-            Path(file).unlink()
-
-    with pytest.raises(DatasetError, match="is gone: nothing was committed"):
-        at_once(monkeypatch, lose, lambda: write(tmp_path, rows(20, 40), "append"))
-    assert_sound(dataset.refresh(), rows(0, 20))
-
-
-def test_old_versions_go_and_ten_stay(place: dict[str, Any]) -> None:
-    for i in range(14):
-        dataset = write(table=rows(i, i + 1), mode="append", **place)
-    dataset.vacuum()
-    assert dataset._home.log.numbers()[0] == 0
-    dataset.vacuum(NOW)
-    assert dataset._home.log.numbers() == list(range(4, 14))
-    assert_sound(dataset, rows(0, 14))
-    with pytest.raises(ValueError, match="negative"):
-        dataset.vacuum(timedelta(-1))
 
 
 # Lookup
@@ -397,13 +252,6 @@ def test_rebalance_finishes_what_a_crash_left(tmp_path: Path) -> None:
     assert_sound(dataset, rows(0, 100))
 
 
-def test_roots_must_differ(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="one of its own"):
-        write(tmp_path / "x", rows(0, 9), roots={"a": str(tmp_path / "d"), "b": str(tmp_path / "d")})
-    with pytest.raises(DatasetError, match="one of its own"):
-        write(tmp_path / "x", rows(0, 9), roots={"a": str(tmp_path / "x"), "b": str(tmp_path / "d")})
-
-
 def test_watch_follows_versions(place: dict[str, Any]) -> None:
     write(table=rows(0, 9), **place)
     seen: list[int] = []
@@ -420,60 +268,6 @@ def test_watch_follows_versions(place: dict[str, Any]) -> None:
     write(table=rows(9, 20), mode="append", **place)
     follower.join(30)
     assert seen == [0, 1]
-
-
-# Evolution
-
-
-def test_appended_rows_may_have_more_columns(place: dict[str, Any]) -> None:
-    write(table=rows(0, 20), **place)
-    more = rows(20, 40).append_column("extra", pa.array(range(20), pa.int64()))
-    dataset = write(table=more, mode="append", **place)
-    dataset = write(table=rows(40, 60), mode="append", **place)
-    expected = pa.concat_tables([rows(0, 20), more, rows(40, 60)], promote_options="default")
-    assert dataset.schema.names == [*rows(0, 0).column_names, "extra"]
-    assert_sound(dataset, expected)
-    assert dataset.lookup(5)["extra"].to_pylist() == [None, None]
-    dataset.compact()
-    assert_sound(dataset, expected)
-    dataset.vacuum(NOW)
-    if isinstance(place["path"], Path):
-        assert counted(bare(place["path"])) == counted(expected)
-
-
-def test_a_type_that_does_not_fit_is_refused(place: dict[str, Any]) -> None:
-    dataset = write(table=rows(0, 20), **place)
-    for kind in (pa.string(), pa.float64()):
-        table = rows(20, 40)
-        bad = table.set_column(1, "row", table["row"].cast(kind))
-        with pytest.raises(DatasetError, match=f"'row' is {kind} here and int64 in the dataset"):
-            write(table=bad, mode="append", **place)
-    narrow = rows(20, 40).cast(pa.schema({"k": pa.int8(), "row": pa.int16(), "text": pa.large_string()}))
-    assert_sound(write(table=narrow, mode="append", **place), rows(0, 40))
-    assert dataset.refresh().schema.field("row").type == pa.int64()
-    lacks = rows(0, 9).drop_columns(["k"])
-    with pytest.raises(DatasetError, match="key column 'k'"):
-        write(table=lacks, mode="append", **place)
-
-
-@pytest.mark.parametrize("name", ["chash_shard", "CHASH_SHARD"])
-def test_the_name_of_shards_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DatasetError, match=f"column '{name}' has the name"):
-        write(tmp_path, rows(0, 9).append_column(name, pa.array(range(9))))
-
-
-def test_compact_keeps_how_files_were_written(tmp_path: Path) -> None:
-    how: dict[str, Any] = {"compression": "zstd", "row_group_size": 4, "sorting": ("text",)}
-    write(tmp_path, rows(0, 100), **how)
-    dataset = write(tmp_path, rows(100, 200), "append", **how)
-    dataset.compact()
-    for file in dataset.files():
-        metadata = pq.ParquetFile(file).metadata
-        group = metadata.row_group(0)
-        assert group.column(0).compression == "ZSTD"
-        assert group.num_rows <= 4
-        texts = pq.read_table(file, partitioning=None)["text"].to_pylist()
-        assert texts == sorted(texts)
 
 
 # Damage
