@@ -12,11 +12,15 @@ from typing import Any
 
 import dask.config
 import pytest
-from clusters import end_shared, local_cluster, shared
 from distributed import Client, LocalCluster
 from distributed.utils import get_mp_context
 from hypothesis import HealthCheck, settings
-from tiers import QUICK, thorough
+
+# Before they are imported, so that what they assert is explained when it fails.
+pytest.register_assert_rewrite("clusters", "datasets", "faults", "frames", "layouts")
+
+from clusters import end_shared, local_cluster, shared  # noqa: E402
+from tiers import QUICK, thorough  # noqa: E402
 
 WORKERS = 4
 HERE = Path(__file__).parent

@@ -9,6 +9,8 @@ from itertools import zip_longest
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+import dask.config
+from dask.utils import parse_timedelta
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
 
@@ -31,8 +33,9 @@ class Registered:
     """A layout and the persisted frames placed by it, which move together."""
 
     layout: Layout
-    # Whether each frame's tasks have reached the scheduler: it is registered before they do.
-    frames: dict[str, bool] = field(default_factory=dict)
+    frames: set[str] = field(default_factory=set)
+    # Frames whose tasks have not reached the scheduler yet, and the version of the layout by which they go.
+    announced: dict[str, int] = field(default_factory=dict)
     # Held by whoever moves its partitions.
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     # The move that a client asked for, until that has read how it ended.
@@ -42,6 +45,8 @@ class Registered:
     # What is being moved now, and the layout that this makes.
     move: BringToOwners | None = None
     goal: Layout | None = None
+    # Brings frames that go by an older version to their owners.
+    late: asyncio.Task[None] | None = None
     autobalance: Autobalance | None = None
 
     def __contains__(self, key: Any) -> bool:
@@ -114,11 +119,10 @@ class ChashPlugin(SchedulerPlugin):
         entry = self.layouts.get(layout_id)
         if entry is None:
             return None
-        here = {name: (name, 0) in self.scheduler.tasks for name in entry.frames}
-        entry.frames = {name: seen for name, seen in entry.frames.items() if here[name] or not seen}
+        entry.frames = {frame for frame in entry.frames if (frame, 0) in self.scheduler.tasks}
         # A client that died will never read how its move ended.
         unread = entry.moving is not None and time() < entry.ended + UNREAD
-        if not entry.frames and not unread:
+        if not entry.frames and not entry.announced and not unread:
             del self.layouts[layout_id]
             if entry.autobalance is not None:
                 entry.autobalance.end("no frame of the layout is left")
@@ -126,7 +130,7 @@ class ChashPlugin(SchedulerPlugin):
         return entry
 
     def register(self, layout: str, frame: str) -> str:
-        """Add a frame to its layout; returns the layout as it now is."""
+        """Add a frame, whose tasks go by `layout`, to that; returns the layout as it now is."""
         given = Layout.from_json(layout)
         for layout_id in list(self.layouts):
             if layout_id != given.id:
@@ -134,18 +138,40 @@ class ChashPlugin(SchedulerPlugin):
         entry = self.live(given.id)
         if entry is None:
             entry = self.layouts[given.id] = Registered(given)
-        elif entry.frames.keys() <= {frame} and given.version > entry.layout.version:
+        elif entry.frames | entry.announced.keys() <= {frame} and given.version > entry.layout.version:
             entry.layout = given
-        entry.frames[frame] = (frame, 0) in self.scheduler.tasks
+        entry.announced[frame] = given.version
+        if (frame, 0) in self.scheduler.tasks:
+            self._arrived(entry, {frame})
         return entry.layout.to_json()
 
     def update_graph(self, scheduler: Any, *, keys: Any, **kwargs: Any) -> None:
         arrived = {key[0] for key in keys if isinstance(key, tuple)}
         for entry in self.layouts.values():
-            if here := arrived & entry.frames.keys():
-                entry.frames.update(dict.fromkeys(here, True))
-                if entry.autobalance is not None:
-                    entry.autobalance.look()
+            if here := arrived & entry.announced.keys():
+                self._arrived(entry, here)
+
+    def _arrived(self, entry: Registered, frames: set[str]) -> None:
+        """Frames are registered, and their tasks are here: have them brought to where the layout is now."""
+        late = [frame for frame in frames if entry.announced.pop(frame) != entry.layout.version]
+        entry.frames |= frames
+        if entry.autobalance is not None:
+            entry.autobalance.look()
+        elif late and not entry.lock.locked():  # a move that goes on takes them along
+            entry.late = asyncio.create_task(self._bring(entry, late))
+
+    async def _bring(self, entry: Registered, frames: Iterable[str]) -> None:
+        stall = parse_timedelta(dask.config.get("chash-partition.rebalance.stall-timeout"))
+        async with entry.lock:
+            present = self.workers()
+            owners = [present.get(entry.layout.nodes[i]) for i in entry.layout.assignment]
+            here = [(p, owner) for p, owner in enumerate(owners) if owner is not None]
+            targets = {(frame, p): (owner,) for frame in frames for p, owner in here}
+            entry.move = BringToOwners(targets)
+            try:
+                await bring_to_owners(self.scheduler, entry.move, stall, entry.progress)
+            finally:
+                entry.move = None
 
     def layout(self, layout_id: str) -> str | None:
         entry = self.live(layout_id)
@@ -253,7 +279,7 @@ class ChashPlugin(SchedulerPlugin):
         moved: set[str] = set()
         halted = False
         # A frame that is persisted meanwhile goes along.
-        while not halted and (new := sorted(entry.frames.keys() - moved)):
+        while not halted and (new := sorted(entry.frames - moved)):
             moved.update(new)
             held: dict[tuple[str, int], list[str]] = {}
             targets: dict[tuple[str, int], tuple[str, ...]] = {}
@@ -368,7 +394,8 @@ class ChashPlugin(SchedulerPlugin):
 
     def _end(self, reason: str) -> None:
         for entry in self.layouts.values():
-            if entry.moving is not None:
-                entry.moving.cancel()
+            for task in (entry.moving, entry.late):
+                if task is not None:
+                    task.cancel()
             if entry.autobalance is not None:
                 entry.autobalance.end(reason)

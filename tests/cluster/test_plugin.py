@@ -26,6 +26,7 @@ from clusters import (
 from distributed import Client, futures_of, wait
 
 from chash_partition import chash_repartition
+from chash_partition.cluster import live
 
 
 def registered(client):
@@ -197,6 +198,28 @@ def workers_of(client, key):
         return [str(ws.name) for ws in dask_scheduler.tasks[key].who_has or ()]
 
     return client.run_on_scheduler(look)
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_a_frame_persisted_while_a_move_begins_follows_it(client, monkeypatch, announced):
+    """Its tasks go by the layout before the move, and reach the scheduler after it."""
+    lazy = placed(rows(400))
+    df = lazy.chash.persist()
+    wait(df)
+    before = df.chash.layout
+    if announced:
+        late = lazy.assign(z=1).chash.persist()
+        (name, _), *_ = keys = keys_of(late)
+        del late
+        until(lambda: not client.run_on_scheduler(lambda dask_scheduler: keys[0] in dask_scheduler.tasks))
+        live.register(client, before, name)
+    df.chash.rebalance(progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(live, "current_layout", lambda client, layout: before)
+        late = lazy.assign(z=1).chash.persist()
+    wait(late)
+    until(lambda: holders(client, late) == holders(client, df))
+    assert_on_owners(client, late)
 
 
 def test_one_move_of_a_layout_at_a_time(client):
