@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import random
 import re
@@ -17,7 +16,7 @@ from typing import Any
 
 import dask.config
 import pytest
-from clusters import dask_process, local_cluster, shared, until, worker_process, workers
+from clusters import local_cluster, shared, until, worker_process, workers
 from distributed import Client, LocalCluster, wait
 from distributed.shuffle._exceptions import P2POutOfDiskError
 from faults import (
@@ -367,25 +366,6 @@ def test_with_a_full_disk_rows_are_right_or_there_is_one_clear_error(
 
 # As if it were not installed.
 WITHOUT_THE_PACKAGE = ("--preload", "import sys; sys.modules['chash_partition'] = None")
-
-
-def test_a_scheduler_without_the_package_is_named(processes: ExitStack, tmp_path: Path) -> None:
-    file = tmp_path / "scheduler.json"
-
-    def address() -> str:
-        try:
-            return json.loads(file.read_text())["address"]
-        except (FileNotFoundError, ValueError):  # not written yet, or not to its end
-            return ""
-
-    start = ("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", file)
-    processes.enter_context(dask_process(*start, *WITHOUT_THE_PACKAGE))
-    until(address, TIMEOUT)
-    with (
-        Client(address()),
-        pytest.raises(RuntimeError, match=r"^the scheduler cannot import chash_partition.*install"),
-    ):
-        placed(frame(0)[0])
 
 
 def test_workers_without_the_package_are_named_and_leave(
