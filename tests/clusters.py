@@ -24,6 +24,7 @@ from frames import assert_same_rows
 
 from chash_partition import chash_repartition
 from chash_partition.cluster.handle import AutobalanceHandle
+from chash_partition.hashing import hash_key
 
 # As many on each of four workers, and of five: one of each of the four moves to the fifth.
 PARTITIONS = 20
@@ -46,6 +47,8 @@ SETTINGS = {
 
 
 _running: dict[str, Any] = {}
+# How many frames each test has placed.
+_placed: Counter[str] = Counter()
 _ends = ExitStack()
 
 
@@ -75,9 +78,12 @@ def rows(n: int = 4000) -> pd.DataFrame:
 
 
 def placed(pdf: pd.DataFrame, nodes: object = FOUR, **options: object) -> dd.DataFrame:
-    """A lazy placed frame of the rows, whose layout no other test shares."""
+    """A lazy placed frame of the rows. No other has its layout, which is the same in each run of a test."""
     if "layout" not in options:
-        options = {"npartitions": PARTITIONS, "nodes": nodes, "seed": uuid4().int % 2**64, **options}
+        test, _, _ = os.environ["PYTEST_CURRENT_TEST"].partition(" ")
+        _placed[test] += 1
+        seed = hash_key(f"{test} {_placed[test]}")
+        options = {"npartitions": PARTITIONS, "nodes": nodes, "seed": seed, **options}
     return dd.from_pandas(pdf, npartitions=2).pipe(chash_repartition, on="k", **options)
 
 

@@ -56,7 +56,9 @@ def lost_though_alive(client: Client, since: float, frame) -> set[object]:
 
 
 def moving(follows) -> bool:
-    return follows.status().state == "moving"
+    """Or has moved: with second copies a move may have ended before it is asked."""
+    status = follows.status()
+    return status.state == "moving" or status.moves > 0
 
 
 def actors(plan) -> dict[str, str]:

@@ -73,7 +73,7 @@ def test_weights_say_how_many_partitions_a_worker_gets(client):
 
 
 def test_partitions_of_a_ring_layout_move_to_the_new_worker_alone(client):
-    df = placed(rows(400), placement="ring").chash.persist()
+    df = placed(rows(400), placement="ring", npartitions=64).chash.persist()
     assert_on_owners(client, df)
     plan = df.chash.plan()
     assert {move.target for move in plan.moves} == {"4"}
